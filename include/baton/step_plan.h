@@ -1,0 +1,71 @@
+// What one step computes (Scheduler -> ModelRunner, moved) and what it found (back). Plain data: the
+// simulator's runner reads the same plan as the CPU's and the GPU's.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "baton/ids.h"
+#include "baton/request.h"
+#include "baton/status.h"
+
+namespace baton {
+
+// One sequence's part of a step: tokens at positions [first_position, first_position + num_tokens).
+struct SequenceStep {
+  SequenceId sequence{};
+  RequestPtr request;
+  uint32_t first_position = 0;
+  uint32_t num_tokens = 0;
+  // num_tokens values, or empty: the one input is the token that the previous launched step sampled for
+  // this sequence (which may still be in flight).
+  std::vector<TokenId> inputs;
+  // [group][block]: the blocks of positions [0, first_position + num_tokens), in order. The launched step
+  // does not own them; EngineCore keeps them alive until the step retires.
+  std::vector<std::vector<BlockId>> blocks;
+  // Sample after the last position: this step computes the last known token of the sequence.
+  bool sample = false;
+  uint32_t sample_index = 0;  // index of the sampled token in the answer
+};
+
+// Copy-on-write: all layers of one block, before anything of the step is computed.
+struct BlockCopy {
+  uint32_t group = 0;
+  BlockId from{};
+  BlockId to{};
+};
+
+struct StepPlan {
+  StepId id{};
+  std::vector<SequenceStep> sequences;  // decodes first, then prefill chunks; order never changes a result
+  std::vector<BlockCopy> copies;
+  // [group]: blocks that enter use in this step; the runner zeroes them first, so that slots past the valid
+  // count read as zero.
+  std::vector<std::vector<BlockId>> zero;
+  uint32_t NumTokens() const {
+    uint32_t n = 0;
+    for (const SequenceStep& s : sequences) n += s.num_tokens;
+    return n;
+  }
+};
+
+struct SampledToken {
+  SequenceId sequence{};
+  uint32_t index = 0;
+  OutputToken token;
+};
+
+struct StepResult {
+  StepId id{};
+  Status status;  // not ok: no token of this step counts, and its KV is not written
+  std::vector<SampledToken> tokens;  // in plan order
+  Duration compute{};                // wall time on the device
+};
+
+// The KV of layers [0, layers) of every sequence of the step is final and may be read by a transport.
+struct LayersReady {
+  StepId id{};
+  uint32_t layers = 0;
+};
+
+}  // namespace baton

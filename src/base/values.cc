@@ -1,0 +1,91 @@
+// Arithmetic of the value types in include/baton.
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "baton/check.h"
+#include "baton/kv_layout.h"
+#include "baton/request.h"
+#include "baton/tensor.h"
+
+namespace baton {
+
+const DTypeTraits& Traits(DType dtype) {
+  static constexpr std::array<DTypeTraits, 6> kTraits = {{{"F32", 1, 4},
+                                                          {"F16", 1, 2},
+                                                          {"BF16", 1, 2},
+                                                          {"Q8_0", 32, 34},
+                                                          {"Q4_0", 32, 18},
+                                                          {"Q4_1", 32, 20}}};
+  return kTraits[static_cast<size_t>(dtype)];
+}
+
+size_t BytesOf(DType dtype, size_t elements) {
+  const DTypeTraits& t = Traits(dtype);
+  BATON_CHECK(elements % t.block_elements == 0, t.name);
+  return elements / t.block_elements * t.block_bytes;
+}
+
+FinishReason FinishAt(const StopRules& stop, TokenId token, uint32_t index) {
+  const auto contains = [token](const std::vector<TokenId>& ids) {
+    return std::find(ids.begin(), ids.end(), token) != ids.end();
+  };
+  if (index >= stop.min_tokens) {
+    if (contains(stop.stop_token_ids)) return FinishReason::kStop;
+    if (!stop.ignore_eos && contains(stop.eos_token_ids)) return FinishReason::kStop;
+  }
+  return index + 1 >= stop.max_tokens ? FinishReason::kLength : FinishReason::kNone;
+}
+
+size_t KvLayout::TileBytes(uint32_t group) const {
+  const KvGroup& g = groups[group];
+  return BytesOf(g.dtype, size_t{block_tokens} * g.head_dim);
+}
+
+size_t KvLayout::BlockBytes(uint32_t group) const {
+  const KvGroup& g = groups[group];
+  return size_t{g.num_kv_heads} * g.num_layers * 2 * TileBytes(group);
+}
+
+size_t KvLayout::TileOffset(uint32_t group, uint32_t head, uint32_t layer, bool value) const {
+  const KvGroup& g = groups[group];
+  return ((size_t{head} * g.num_layers + layer) * 2 + (value ? 1 : 0)) * TileBytes(group);
+}
+
+size_t KvLayout::BytesPerToken() const {
+  size_t bytes = 0;
+  for (uint32_t g = 0; g < groups.size(); ++g) bytes += BlockBytes(g) / block_tokens;
+  return bytes;
+}
+
+std::string KvLayout::Describe() const {
+  std::string out = std::to_string(block_tokens) + " tokens a block, " +
+                    (tile == TileForm::kPairs ? "pair tiles" : "token-major tiles");
+  for (const KvGroup& g : groups) {
+    out += "; " + std::to_string(g.num_layers) + " layers x " + std::to_string(g.num_kv_heads) + " heads x " +
+           std::to_string(g.head_dim) + " " + std::string(Traits(g.dtype).name);
+  }
+  return out;
+}
+
+KvPoolPlan PlanPool(const KvLayout& layout, uint64_t budget_bytes) {
+  constexpr uint64_t kAlign = 4096;
+  const auto aligned = [](uint64_t n) { return (n + kAlign - 1) / kAlign * kAlign; };
+  uint64_t per_block = 0;
+  for (uint32_t g = 0; g < layout.groups.size(); ++g) per_block += layout.BlockBytes(g);
+  KvPoolPlan plan;
+  if (per_block == 0) return plan;
+  const uint64_t padding = kAlign * layout.groups.size();
+  const uint64_t blocks = budget_bytes > padding ? (budget_bytes - padding) / per_block : 0;
+  const auto n = static_cast<uint32_t>(std::min<uint64_t>(blocks, std::numeric_limits<uint32_t>::max() - 1));
+  uint64_t offset = 0;
+  for (uint32_t g = 0; g < layout.groups.size(); ++g) {
+    plan.num_blocks.push_back(n);
+    plan.group_offset.push_back(offset);
+    offset += aligned(uint64_t{n} * layout.BlockBytes(g));
+  }
+  plan.total_bytes = offset;
+  return plan;
+}
+
+}  // namespace baton
