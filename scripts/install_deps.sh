@@ -15,7 +15,7 @@ packages=(
   ca-certificates unzip procps util-linux
 )
 text_packages=(
-  bible-kjv-text iso-codes
+  bible-kjv bible-kjv-text iso-codes
   fortunes-zh fortunes-ru fortunes-de fortunes-es fortunes-it fortunes-cs fortunes-bg fortunes-ga fortunes-eo
 )
 
