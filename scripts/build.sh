@@ -22,6 +22,7 @@ if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
 fi
 
+export CMAKE_GENERATOR=${CMAKE_GENERATOR-Ninja}
 cmake --preset "$preset"
 if (($# > 0)); then
   cmake --build "build/$preset" --target "$@"
