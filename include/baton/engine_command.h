@@ -35,12 +35,17 @@ struct FromPeer {
   LinkId link{};
   PairMessage message;
 };
+// The answer to Outbox::watch: a pidfd is open and was confirmed, or cannot be had (other host, no right).
+struct ProcessWatched {
+  ProcessId process;
+  bool ok = false;
+};
 // A peer process is known to be dead (pidfd): its shared-memory puts are over.
 struct ProcessDied {
   ProcessId process;
 };
 struct BeginDrain {};  // SIGTERM: finish what runs, admit nothing
 
-using EngineCommand = std::variant<LinkUp, LinkDown, FromFront, FromPeer, ProcessDied, BeginDrain>;
+using EngineCommand = std::variant<LinkUp, LinkDown, FromFront, FromPeer, ProcessWatched, ProcessDied, BeginDrain>;
 
 }  // namespace baton

@@ -33,6 +33,7 @@ struct Reserve {
   Progress progress;                // without logprobs
   std::vector<Hash128> page_hashes; // of the prompt's full pages, chained; to find what the reader holds
   uint32_t num_tokens = 0;          // tokens whose KV will be handed over: prompt plus tokens so far
+  TransferMode mode{};              // how the writer will push: it decides how the reader can fence
 };
 struct ChunkDigest {
   ChunkIndex chunk = 0;

@@ -1,0 +1,55 @@
+// How the KV of one hand-off is cut into chunks, and a chunk into copies. Pure arithmetic that writer and
+// reader do alike from (layout, blocks that move): so a chunk is a number on the wire.
+//
+// A chunk is a band of blocks times a band of layers of one group. Together the chunks of a grid cover every
+// byte of every moving block exactly once; the reader's blocks therefore need no zeroing before GRANT.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "baton/kv_layout.h"
+#include "baton/kv_transport.h"
+
+namespace baton {
+
+struct Chunk {
+  uint32_t group = 0;
+  uint32_t first_block = 0;  // among the moving blocks of the group
+  uint32_t num_blocks = 0;
+  uint32_t first_layer = 0;
+  uint32_t num_layers = 0;
+  friend bool operator==(const Chunk&, const Chunk&) = default;
+};
+
+class ChunkGrid {
+ public:
+  ChunkGrid() = default;
+  // num_blocks[group]: blocks that move. Bands are 16 blocks (more only beyond kMaxChunks) by a tenth of the
+  // layers but at least 4: small enough that nearly all bytes move while later layers compute.
+  ChunkGrid(const KvLayout& layout, const std::vector<uint32_t>& num_blocks);
+
+  ChunkIndex size() const { return size_; }
+  Chunk At(ChunkIndex index) const;
+  uint64_t BytesOf(const Chunk& chunk) const;
+  uint64_t TotalBytes() const;
+
+ private:
+  struct GroupGrid {
+    uint32_t num_blocks = 0, num_layers = 0, block_band = 1, layer_band = 1, layer_bands = 0;
+    ChunkIndex first = 0;
+    uint64_t bytes_per_block_layer = 0;
+  };
+  std::vector<GroupGrid> groups_;
+  ChunkIndex size_ = 0;
+};
+
+inline constexpr ChunkIndex kMaxChunks = 4096;
+
+// The copies of one chunk between equal layouts. `source`: the writer's blocks of the chunk's group that
+// move, in order; `first_target`: index of the group's first block in the ticket.
+std::vector<CopyPiece> PlanCopies(const KvLayout& layout, const KvPoolPlan& source_pool, const Chunk& chunk,
+                                  std::span<const BlockId> source, uint32_t first_target);
+
+}  // namespace baton
