@@ -17,7 +17,7 @@ import oracle
 import torch
 
 GREEDY_TOKENS = 48
-SAMPLED = ["chat_capital", "raw_one_token", "raw_code", "raw_129_tokens", "chat_long_document", "raw_600_tokens"]
+SAMPLED = ["chat_capital", "raw_129_tokens", "chat_long_document", "raw_600_tokens"]
 SUBSET = [768 * i + 17 for i in range(64)]
 TOP = 5
 # Books whose style differs, so that the positions are not all alike: (first verse-last verse, tokens).
