@@ -1,0 +1,38 @@
+// VALUE. What one transport did since it started; every field only rises. A snapshot may be taken from any
+// thread; fields are read one after another, so sums over two fields can be off by events in flight.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace baton {
+
+struct TransportCounters {
+  uint64_t bytes_quiesced = 0;      // writer: bytes of ops that ended ok
+  uint64_t ops_ok = 0;              // writer: Quiesced with status ok
+  uint64_t ops_failed = 0;          // writer: Quiesced with an error
+  uint64_t pieces = 0;              // writer: copies issued, after merging and cutting
+  uint64_t bytes_placed = 0;        // reader, receiver-posted: bytes that this side placed
+  uint64_t notices = 0;             // reader: delivered as ChunkArrived
+  uint64_t notices_dropped = 0;     // reader: ticket unknown, retired or another writer's, or malformed, or no room
+  uint64_t placements_refused = 0;  // reader, receiver-posted: data messages dropped without placing a byte
+  uint64_t peers_lost = 0;          // writer: PeerLost
+};
+
+// The live form of TransportCounters: relaxed, because no decision is taken from them.
+struct AtomicTransportCounters {
+  std::atomic<uint64_t> bytes_quiesced{0}, ops_ok{0}, ops_failed{0}, pieces{0}, bytes_placed{0}, notices{0},
+      notices_dropped{0}, placements_refused{0}, peers_lost{0};
+
+  TransportCounters Snapshot() const {
+    constexpr auto r = std::memory_order_relaxed;
+    return {bytes_quiesced.load(r), ops_ok.load(r),          ops_failed.load(r),
+            pieces.load(r),         bytes_placed.load(r),    notices.load(r),
+            notices_dropped.load(r), placements_refused.load(r), peers_lost.load(r)};
+  }
+};
+inline void Count(std::atomic<uint64_t>& counter, uint64_t by = 1) {
+  counter.fetch_add(by, std::memory_order_relaxed);
+}
+
+}  // namespace baton
