@@ -23,7 +23,7 @@ class ModelRunner {
   // Engine thread. Never waits. At most kMaxStepsInFlight launched and not yet polled as StepResult.
   virtual void Launch(StepPlan plan) = 0;
   // Engine thread. Appends what happened since the last call, in order; LayersReady of a step come before
-  // its StepResult, counts rising; a step's last LayersReady may be left out (its StepResult implies it).
+  // its StepResult, counts rising; any of them may be left out (a later one, or the StepResult, implies it).
   virtual void Poll(std::vector<RunnerEvent>* events) = 0;
   // The sequence will not be named again: forget its last sampled token. Steps in flight are unaffected.
   virtual void Forget(SequenceId sequence) = 0;

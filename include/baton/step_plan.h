@@ -55,10 +55,18 @@ struct SampledToken {
   OutputToken token;
 };
 
+// A sequence whose part of the step gave no usable token (non-finite logits, an input outside the vocabulary):
+// that request ends, the step and its other sequences count.
+struct FailedSequence {
+  SequenceId sequence{};
+  Status why;
+};
+
 struct StepResult {
   StepId id{};
   Status status;  // not ok: no token of this step counts, and its KV is not written
   std::vector<SampledToken> tokens;  // in plan order
+  std::vector<FailedSequence> failed; // in plan order; none of them is in tokens
   Duration compute{};                // wall time on the device
 };
 
