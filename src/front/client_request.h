@@ -12,21 +12,19 @@
 #include "baton/clock.h"
 #include "baton/ids.h"
 #include "route/router.h"
+#include "text/chat_template.h"
 
 namespace baton {
 
-struct ChatTurn {
-  std::string role;
-  std::string content;
-};
 struct TextPrompt {
   std::string text;
+  bool add_special = true;  // begin and end tokens as the model's files ask for
 };
 struct TokenPrompt {
   std::vector<int64_t> ids;
 };
 struct ChatPrompt {
-  std::vector<ChatTurn> messages;
+  std::vector<ChatMessage> messages;
   bool add_generation_prompt = true;
 };
 
@@ -49,6 +47,7 @@ struct ClientRequest {
   std::vector<std::string> stop;
   std::vector<int64_t> stop_token_ids;
   bool ignore_eos = false;
+  bool include_stop_text = false;  // show the stop string, or the stop token's text, that ended the answer
 
   // Output.
   bool want_text = true;

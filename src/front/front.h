@@ -31,8 +31,6 @@
 
 namespace baton {
 
-class ChatTemplate;
-
 // One submitted request as the driver names it: drawn by the driver, never reused.
 enum class ClientHandle : uint64_t {};
 
@@ -85,12 +83,11 @@ struct FrontLimits {
   uint32_t max_prompt_bytes = 4 << 20; // text, or all messages together
   uint32_t max_messages = 1024;
   uint32_t max_stop_strings = 16;
-  uint32_t max_stop_bytes = 256;       // each
   uint32_t max_stop_token_ids = 64;
   uint32_t max_logit_bias = 1024;
   uint32_t max_request_id_bytes = 128;
   uint32_t max_salt_bytes = 256;
-  uint32_t default_max_tokens = 512;   // when the client does not say; less when less fits
+  uint32_t default_max_tokens = 0;     // when the client does not say; 0: what context and pools leave
   uint32_t retry_budget = 2;           // L8, per request
   double cluster_retry_fraction = 0.1; // L8, of requests
   uint32_t cluster_retry_burst = 16;   // retries that are always there to begin with
@@ -107,6 +104,7 @@ struct FrontOptions {
   ModelIdentity model;           // workers of another one are refused
   std::string served_name;       // what clients call it; model.name when empty
   uint32_t max_context_tokens = 0;
+  RenderOptions chat;            // bos_token and eos_token of the model; the rest as it is
   FrontLimits limits;
   RouterOptions router;
   Rules rules;                   // all, in production
@@ -165,7 +163,7 @@ class Front {
 uint64_t FrontFingerprint(const ProcessId& self);
 
 // Tokenizes a client's prompt as Front would; for the Tokenize call. Checks sizes and the vocabulary.
-StatusOr<std::vector<TokenId>> TokenizePrompt(const ClientRequest& request, const FrontLimits& limits,
+StatusOr<std::vector<TokenId>> TokenizePrompt(const ClientRequest& request, const FrontOptions& options,
                                               const Tokenizer& tokenizer, const ChatTemplate* chat);
 
 }  // namespace baton
