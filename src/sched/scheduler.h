@@ -1,0 +1,202 @@
+// Decides what the next step computes, and owns every Sequence of a worker: continuous batching, chunked
+// prefill beside decodes under a token budget, prefix reuse, preemption by recompute, both sides of a
+// hand-off as far as blocks are concerned. Pure: time is an argument, nothing is random, order is total
+// (priority, then arrival). Engine thread.
+//
+// A step: Schedule plans it and counts it as launched; the caller launches it; when its result comes,
+// OnStepDone. At most max_steps_in_flight are launched and not done. A sequence is planned again while its
+// last step is in flight: the next chunk, or position + 1 with "the token sampled by the last step" as input.
+//
+// Always true:
+//  - A block that a launched step names stays owned until that step is done: a sequence that gives up its
+//    blocks before leaves them with the last launched step that names them.
+//  - A sequence gets its blocks all at once: everything its known tokens need, before its first chunk. Only
+//    decoding grows, a block at a time (L5: nobody holds a part and waits for the rest).
+//  - No step past the last known prompt token is planned for a sequence that hands off (S3).
+//  - A block enters the prefix cache when a step that is done wrote its last byte, or with MakeReady (S9).
+//  - Results do not depend on chunking, neighbours, preemption or the number of steps in flight.
+// Bounded: max_waiting sequences wait, max_running hold blocks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "base/slot_map.h"
+#include "baton/clock.h"
+#include "baton/front_link.h"
+#include "baton/model_runner.h"
+#include "baton/rules.h"
+#include "baton/status.h"
+#include "baton/step_plan.h"
+#include "kv/block_pool.h"
+#include "sched/sequence.h"
+
+namespace baton {
+
+struct SchedulerOptions {
+  uint32_t max_step_tokens =
+      512;  // of all sequences of a step; > max_running, so prefill always gets room (L5)
+  uint32_t max_prefill_tokens = 512;   // of prefill chunks in a step; >= 1
+  uint32_t max_running = 64;           // sequences that hold blocks, Receiving and Sending included
+  uint32_t max_waiting = 256;          // queued before Add refuses; preempted ones always find room
+  uint32_t max_context_tokens = 2048;  // prompt + max_tokens
+  // Blocks per group that admission leaves for running sequences to grow into; ignored when nothing runs.
+  uint32_t watermark_blocks = 2;
+  uint32_t max_steps_in_flight = kMaxStepsInFlight;
+  bool prefix_cache = true;
+  RoleMask roles;
+  Hash128 weights;  // ModelIdentity::weights, and
+  Hash128 numeric;  // the numeric identity of this worker's KV: roots of the prefix hashes (S9)
+  Rules rules;
+};
+Status Validate(const SchedulerOptions& options);  // INVALID_ARGUMENT with value and limit
+
+// One sequence's part of a launched step.
+struct LaunchedPart {
+  SequenceId sequence{};
+  uint32_t run = 0;  // counts only while Sequence::run is still this
+  uint32_t first_position = 0;
+  uint32_t num_tokens = 0;
+  bool sample = false;
+  uint32_t sample_index = 0;
+};
+struct LaunchedStep {
+  StepId id{};
+  TimePoint launched{};
+  std::vector<LaunchedPart> parts;  // in plan order
+  std::vector<BlockTable> left;     // blocks of sequences that gave them up; released when the step is done
+};
+
+struct NewToken {
+  SequenceId sequence{};
+  uint32_t index = 0;  // in the answer; below Sequence::delivered it is not to be sent
+  OutputToken token;
+  FinishReason finish = FinishReason::kNone;  // not none: the sequence is Finished now
+};
+struct StepOutcome {
+  std::vector<NewToken> tokens;        // in plan order
+  std::vector<SequenceId> prefilled;   // their last known token was computed by this step; before `tokens`
+  std::vector<FailedSequence> failed;  // now Finished
+};
+
+// What a reader may promise a writer.
+struct ReceiveGrant {
+  SequenceId sequence{};
+  uint32_t hit_tokens = 0;  // whole blocks, held already
+  std::vector<std::vector<BlockId>>
+      fresh;  // [group]: for the writer, in order; covers [hit_tokens, num_tokens)
+  // [group]: fresh ones and the growth block. The caller has them zeroed before GRANT and before the first
+  // step; Schedule does not list them in StepPlan::zero.
+  std::vector<std::vector<BlockId>> zero;
+};
+
+// Load as a heartbeat tells it.
+struct SchedulerLoad {
+  uint32_t waiting = 0;
+  uint32_t running = 0;                      // sequences that hold blocks
+  uint64_t queued_tokens = 0;                // known tokens not launched yet, Waiting and Computing
+  uint64_t context_tokens = 0;               // known tokens of Running sequences
+  std::vector<uint32_t> free_blocks;         // [group], free or evictable
+  std::vector<uint32_t> quarantined_blocks;  // [group]
+};
+
+class Scheduler {
+ public:
+  // Options are valid; the pool outlives the scheduler.
+  Scheduler(const SchedulerOptions& options, BlockPool* pool);
+  ~Scheduler();
+
+  // ---- admission ------------------------------------------------------------------------------
+  // Queues a request. `progress.tokens` are forced: its answer goes on behind them. handoff: compute the
+  // prompt (and those tokens) only, then Sending. A takeover of an older epoch is End(old), then Add: the
+  // old one's full blocks are in the prefix cache by then, most recently used.
+  // RESOURCE_EXHAUSTED: the queue is full, try again. INVALID_ARGUMENT: it can never fit here, or makes no
+  // sense (empty prompt, answer already complete). FAILED_PRECONDITION: not in this worker's roles.
+  StatusOr<SequenceId> Add(RequestPtr request, const Progress& progress, Epoch epoch, bool handoff,
+                           TimePoint now);
+
+  // Reader: blocks for a hand-off of the KV of all of prompt + progress.tokens, and for the first growth.
+  // RESOURCE_EXHAUSTED: BUSY, now is not the time. INVALID_ARGUMENT: never (kTooLarge). FAILED_PRECONDITION:
+  // role.
+  StatusOr<ReceiveGrant> Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
+  // Reader: every byte is there and right. `progress` extends that of Receive by exactly one token. The
+  // sequence joins the next step. INVALID_ARGUMENT: it does not; nothing changed.
+  Status MakeReady(SequenceId id, const Progress& progress, TimePoint now);
+  // Reader: the hand-off broke. Ends the Receiving sequence; its fresh blocks come back as quarantined
+  // [group], the hit and the growth block are released.
+  std::vector<QuarantinedBlocks> Quarantine(SequenceId id);
+
+  // ---- steps ----------------------------------------------------------------------------------
+  // The next step, or an empty plan: nothing to do, or max_steps_in_flight reached. A plan that is not
+  // empty counts as launched. Ids count from 1.
+  StepPlan Schedule(TimePoint now);
+  // `result` is that of the oldest launched step. Not ok: none of its KV counts; a sequence of it starts
+  // over from its known tokens if this was its first failed step, and fails if it was its second, or if it
+  // hands off (layers may have been posted already). result.failed fail by themselves.
+  StepOutcome OnStepDone(const StepResult& result, TimePoint now);
+  const LaunchedStep* FindLaunched(StepId id) const;
+  const std::deque<LaunchedStep>& launched() const { return launched_; }
+  // Whether the sequence still counts on that part.
+  bool IsCurrent(const LaunchedPart& part) const;
+  // Sequences preempted since the last call, in order. A hand-off that was held for want of a grant (L6)
+  // learns here that it starts over.
+  std::vector<SequenceId> TakePreempted() { return std::exchange(preempted_, {}); }
+
+  // ---- sequences ------------------------------------------------------------------------------
+  const Sequence* Find(SequenceId id) const;
+  // A hand-off's blocks are promised to a reader from RESERVE on: not preempted while set.
+  void SetPinned(SequenceId id, bool pinned);
+  void SetDelivered(SequenceId id, uint32_t delivered);
+  // Forgets the sequence, whatever its phase but Receiving. Its blocks go back at once (full ones stay
+  // cached), or when the launched steps that name them are done.
+  void End(SequenceId id);
+  // The same, but its blocks go to the caller [group] (an outbound hand-off that is still being read).
+  std::vector<BlockTable> TakeBlocks(SequenceId id);
+  // Fn(const Sequence&), in slot order.
+  template <typename Fn>
+  void ForEach(Fn fn) {
+    sequences_.ForEach([&](SequenceId, const std::unique_ptr<Sequence>& s) { fn(std::as_const(*s)); });
+  }
+
+  void set_roles(RoleMask roles) { options_.roles = roles; }
+  const SchedulerOptions& options() const { return options_; }
+  SchedulerLoad Load() const;
+  // A sequence that is READY or later, was preempted, or leads the queue waits for blocks: no GRANT (L5).
+  bool WaitsForBlocks() const;
+  bool HasWork() const { return !waiting_.empty() || num_unfinished_active_ > 0 || !launched_.empty(); }
+  bool idle() const { return sequences_.size() == 0 && launched_.empty(); }
+  // Aborts where a record contradicts itself. For tests and the simulator, after every event.
+  void Audit() const;
+
+ private:
+  // Who goes first: higher priority, then earlier arrival.
+  struct Rank {
+    int64_t minus_priority = 0;
+    uint64_t arrival = 0;
+    friend auto operator<=>(const Rank&, const Rank&) = default;
+  };
+  struct Ranked {
+    Rank rank;
+    Sequence* sequence = nullptr;
+    friend bool operator<(const Ranked& a, const Ranked& b) { return a.rank < b.rank; }
+  };
+  static Rank RankOf(const Sequence& s) { return {-int64_t{s.request->priority}, s.arrival}; }
+
+  SchedulerOptions options_;
+  BlockPool* pool_;
+  SlotMap<std::unique_ptr<Sequence>, SequenceId> sequences_;
+  std::set<Ranked> waiting_;
+  std::vector<Ranked> active_;  // Computing, Running, Sending; sorted
+  uint32_t num_receiving_ = 0;
+  uint32_t num_unfinished_active_ = 0;
+  std::deque<LaunchedStep> launched_;
+  std::vector<SequenceId> preempted_;
+};
+
+}  // namespace baton

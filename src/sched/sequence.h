@@ -1,0 +1,87 @@
+// One request's progress on one worker, under one epoch. Owned by the Scheduler; everybody else holds its
+// SequenceId and reads. A plain record: what may be done with it is decided in scheduler.cc.
+//
+// Positions count tokens of prompt + answer from 0. Always true:
+//   num_computed <= num_launched <= tokens.size() + samples in flight
+//   num_launched <= block_tokens * blocks of every group
+//   Waiting and Finished hold no block and name no launched step of the current run
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "baton/clock.h"
+#include "baton/ids.h"
+#include "baton/request.h"
+#include "kv/block_pool.h"
+
+namespace baton {
+
+enum class Phase : uint8_t {
+  kWaiting,    // holds no blocks: queued for the first time, or preempted
+  kComputing,  // holds every block its known tokens need; some of them are not launched yet
+  kSending,    // hand-off: the prompt is computed and the next token is known; launches nothing more
+  kReceiving,  // a writer fills its blocks
+  kRunning,    // decodes: every known token's step is launched
+  kFinished,   // ended by its stop rules or failed; holds no blocks, waits for End
+};
+std::string_view PhaseName(Phase phase);
+
+struct Sequence {
+  SequenceId id{};
+  RequestPtr request;
+  Epoch epoch = 0;
+  bool handoff = false;  // computes its prompt here and decodes elsewhere
+  uint64_t arrival = 0;  // counts up; keeps its place through preemptions
+
+  // ---- what is known
+  std::vector<TokenId> tokens;      // prompt, then the answer so far
+  std::vector<OutputToken> output;  // the answer so far, as Progress carries it
+  uint32_t delivered = 0;           // of it the front has; events start here
+  FinishReason finish = FinishReason::kNone;
+
+  // ---- what is computed
+  Phase phase = Phase::kWaiting;
+  // Raised whenever the blocks are given up while the sequence lives (preemption, a failed step). A launched
+  // part of an older run is discarded when it retires: recomputing gives the same tokens.
+  uint32_t run = 1;
+  uint32_t num_computed = 0;  // KV of [0, num_computed) is in the blocks: hit, received, or by retired steps
+  uint32_t num_launched = 0;  // the same, with the steps in flight
+  uint32_t samples_in_flight = 0;
+  uint32_t steps_in_flight = 0;  // of this run
+  // Tokens that this run computes before its first sample, known when it got its blocks: for a hand-off the
+  // number of tokens whose KV is handed over (Reserve::num_tokens).
+  uint32_t prefill_tokens = 0;
+  uint32_t hit_tokens = 0;  // of them found in the prefix cache, or held by the reader before the hand-off
+  std::vector<BlockTable> tables;    // [group]
+  std::vector<uint32_t> num_zeroed;  // [group]: leading blocks of the table that need no zeroing any more
+
+  // ---- prefix cache
+  Hash128 root;
+  std::vector<Hash128> page_hashes;   // of the full pages of `tokens`, as far as needed
+  std::vector<PrefixCursor> cursors;  // [group]
+  uint32_t num_indexed = 0;           // leading blocks that were offered to the index
+  bool indexable = true;              // false: this run's chain cannot be continued
+
+  // ---- standing
+  // A reader works on its blocks (RESERVE sent, or a ticket): never preempted (L5). Set by the hand-off.
+  bool pinned = false;
+  bool stalled = false;  // wanted a block in the last Schedule and got none
+  uint32_t preemptions = 0;
+  uint32_t failed_steps = 0;
+
+  // ---- receipt
+  uint32_t cached_tokens = 0;  // hit_tokens of the first run
+  TimePoint added{};
+  TimePoint first_launch = kNever;
+  TimePoint prefill_end = kNever;  // the first run's last prompt step retired
+
+  uint32_t num_prompt() const { return static_cast<uint32_t>(request->prompt.size()); }
+  uint32_t num_known() const { return static_cast<uint32_t>(tokens.size()); }
+  bool WasPreempted() const { return preemptions > 0 || failed_steps > 0; }
+  // Everything a peer or a front needs to go on from here.
+  Progress ProgressNow(Duration deadline_remaining) const { return {output, delivered, deadline_remaining}; }
+};
+
+}  // namespace baton
