@@ -1,0 +1,360 @@
+#include "handoff/reader_tickets.h"
+
+#include <algorithm>
+
+namespace baton {
+namespace {
+
+// A COMMIT this long past is not compared any more: bounds what a hostile count could ask for.
+bool IsReserving(TicketState s) { return s == TicketState::kReserved || s == TicketState::kReceiving; }
+bool IsReadyOrLater(TicketState s) { return s == TicketState::kReady || s == TicketState::kRunning; }
+
+CommitAnswer AnswerTo(const Commit& commit, CommitVerdict verdict) {
+  CommitAnswer answer;
+  answer.child = commit.child;
+  answer.epoch = commit.epoch;
+  answer.ticket = commit.ticket;
+  answer.attempt = commit.attempt;
+  answer.verdict = verdict;
+  return answer;
+}
+
+CommitAnswer AnswerTo(const Reserve& reserve, const Ticket& ticket, CommitVerdict verdict) {
+  CommitAnswer answer;
+  answer.child = reserve.child;
+  answer.epoch = reserve.epoch;
+  answer.ticket = ticket;
+  answer.attempt = 0;
+  answer.verdict = verdict;
+  return answer;
+}
+
+}  // namespace
+
+ReaderTickets::ReaderTickets(Incarnation self, ReaderOptions options, Rules rules)
+    : self_(self), options_(options), rules_(rules), slots_(options.num_slots) {
+  for (uint32_t i = 0; i < options_.num_slots; ++i) free_slots_.insert(i);
+}
+
+std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
+  for (const Slot& slot : slots_) {
+    const ReaderTicket& t = slot.now;
+    if (t.state != TicketState::kFree && t.child == reserve.child && t.epoch == reserve.epoch) {
+      if (IsReadyOrLater(t.state)) return AnswerTo(reserve, t.ticket, CommitVerdict::kAck);
+      if (reserve.attempt < t.reserve_attempt) {
+        ++counters_.stale;
+        return AnswerTo(reserve, t.ticket, CommitVerdict::kStaleTicket);
+      }
+      if (reserve.attempt == t.reserve_attempt) {
+        ++counters_.duplicates;
+        // S5: a GRANT is repeated only while its ticket can still be used.
+        if (IsReserving(t.state) || !rules_.Holds(Rule::kS5)) return t.grant;
+        return AnswerTo(reserve, t.ticket, CommitVerdict::kStaleTicket);
+      }
+    }
+    for (const Outcome& o : slot.outcomes) {
+      if (o.child != reserve.child || o.epoch != reserve.epoch) continue;
+      Ticket ticket{self_, static_cast<uint32_t>(&slot - slots_.data()), o.generation};
+      if (o.acked) return AnswerTo(reserve, ticket, CommitVerdict::kAck);
+      if (reserve.attempt <= o.reserve_attempt) {
+        ++counters_.stale;
+        return AnswerTo(reserve, ticket, CommitVerdict::kStaleTicket);
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+const ReaderTicket& ReaderTickets::Open(const ProcessId& writer, const Reserve& reserve, Grant grant,
+                                        uint32_t num_chunks, TimePoint now, ReaderActions* out) {
+  BATON_CHECK(!free_slots_.empty(), "Open without a free slot");
+  // A newer attempt of the same epoch replaces the older ticket: its GRANT was not taken.
+  if (const std::optional<Ticket> old = FindChild(reserve.child, reserve.epoch)) Abort(*old, now, out);
+  const uint32_t index = *free_slots_.begin();
+  free_slots_.erase(free_slots_.begin());
+  Slot& slot = slots_[index];
+  ReaderTicket t;
+  t.state = TicketState::kReserved;
+  t.ticket = {self_, index, slot.generation};
+  t.writer = writer;
+  t.mode = reserve.mode;
+  t.child = reserve.child;
+  t.epoch = reserve.epoch;
+  t.reserve_attempt = reserve.attempt;
+  t.num_tokens = reserve.num_tokens;
+  t.chunks.resize(num_chunks);
+  t.lease_end = now + options_.reserved_lease;
+  grant.ticket = t.ticket;
+  grant.child = reserve.child;
+  grant.epoch = reserve.epoch;
+  grant.attempt = reserve.attempt;
+  t.grant = std::move(grant);
+  slot.now = std::move(t);
+  out->send.emplace_back(writer, slot.now.grant);
+  return slot.now;
+}
+
+void ReaderTickets::OnChunk(const ChunkArrived& chunk, TimePoint now, ReaderActions* out) {
+  ReaderTicket* t = Current(chunk.ticket);
+  if (t == nullptr || !IsReserving(t->state) || chunk.writer != t->writer || chunk.chunk >= t->chunks.size()) {
+    ++counters_.stale;
+    return;
+  }
+  t->state = TicketState::kReceiving;
+  t->lease_end = std::max(t->lease_end, now + options_.receiving_lease);
+  std::optional<uint64_t>& seen = t->chunks[chunk.chunk];
+  if (seen) {
+    ++counters_.duplicates;
+  } else {
+    ++t->chunks_arrived;
+  }
+  seen = chunk.digest;
+  if (t->commit && t->chunks_arrived == t->chunks.size()) Decide(*t, now, out);
+}
+
+void ReaderTickets::OnCommit(const ProcessId& writer, const Commit& commit, TimePoint now, ReaderActions* out) {
+  ReaderTicket* t = Current(commit.ticket);
+  if (t != nullptr && (t->writer != writer || t->child != commit.child || t->epoch != commit.epoch)) t = nullptr;
+  if (t == nullptr || t->state == TicketState::kQuarantined) {
+    // The record answers where it still knows; past it, kStaleTicket means undecided.
+    CommitVerdict verdict = CommitVerdict::kStaleTicket;
+    if (t == nullptr && commit.ticket.reader == self_ && commit.ticket.slot < slots_.size()) {
+      for (const Outcome& o : slots_[commit.ticket.slot].outcomes) {
+        if (o.generation == commit.ticket.generation && o.child == commit.child && o.epoch == commit.epoch &&
+            o.writer == writer && o.acked) {
+          verdict = CommitVerdict::kAck;
+        }
+      }
+    }
+    ++counters_.stale;
+    out->send.emplace_back(writer, AnswerTo(commit, verdict));
+    return;
+  }
+  if (IsReadyOrLater(t->state)) {
+    ++counters_.duplicates;
+    out->send.emplace_back(writer, AnswerTo(commit, CommitVerdict::kAck));
+    return;
+  }
+  if (t->answer && t->answer->attempt >= commit.attempt && rules_.Holds(Rule::kS4)) {
+    ++counters_.duplicates;
+    if (t->answer->attempt == commit.attempt) out->send.emplace_back(writer, *t->answer);
+    return;
+  }
+  if (t->commit && t->commit->attempt >= commit.attempt) {
+    ++counters_.duplicates;  // it waits for notices already
+    return;
+  }
+  t->commit = commit;
+  t->commit_until = now + options_.missing_grace;
+  if (t->chunks_arrived == t->chunks.size() || !rules_.Holds(Rule::kS4)) Decide(*t, now, out);
+}
+
+// Every notice came, or the wait for them is over.
+void ReaderTickets::Decide(ReaderTicket& t, TimePoint now, ReaderActions* out) {
+  const Commit commit = std::move(*t.commit);
+  t.commit.reset();
+  t.commit_until = kNever;
+  if (rules_.Holds(Rule::kS4)) {
+    std::vector<ChunkIndex> missing;
+    for (ChunkIndex i = 0; i < t.chunks.size(); ++i) {
+      if (!t.chunks[i]) missing.push_back(i);
+    }
+    if (!missing.empty()) {
+      ++counters_.missing;
+      return Answer(t, commit, CommitVerdict::kMissing, std::move(missing), out);
+    }
+    std::vector<bool> named(t.chunks.size(), false);
+    bool right = commit.token_count == t.num_tokens && commit.digests.size() == t.chunks.size();
+    for (const ChunkDigest& d : commit.digests) {
+      if (!right) break;
+      right = d.chunk < t.chunks.size() && !named[d.chunk] && *t.chunks[d.chunk] == d.digest;
+      if (right) named[d.chunk] = true;
+    }
+    if (!right) {
+      ++counters_.corrupt;
+      Answer(t, commit, CommitVerdict::kCorrupt, {}, out);
+      return Quarantine(t, now, out);
+    }
+  }
+  t.state = TicketState::kReady;
+  t.lease_end = kNever;
+  out->ready.push_back(commit);
+  Answer(t, commit, CommitVerdict::kAck, {}, out);
+}
+
+void ReaderTickets::Answer(ReaderTicket& t, const Commit& commit, CommitVerdict verdict,
+                           std::vector<ChunkIndex> missing, ReaderActions* out) {
+  CommitAnswer answer = AnswerTo(commit, verdict);
+  answer.missing = std::move(missing);
+  t.answer = answer;
+  out->send.emplace_back(t.writer, std::move(answer));
+}
+
+void ReaderTickets::OnDrained(const ProcessId& writer, const Drained& drained, TimePoint now, ReaderActions* out) {
+  out->send.emplace_back(writer, DrainedAck{drained.ticket});
+  ReaderTicket* t = Current(drained.ticket);
+  if (t == nullptr || t->writer != writer) {
+    ++counters_.stale;
+    return;
+  }
+  if (IsReadyOrLater(t->state)) return;
+  // The writer gives a ticket up that nobody aborted here (an unwanted GRANT, a cancel that came to it first).
+  if (IsReserving(t->state)) Quarantine(*t, now, out);
+  if (t->state != TicketState::kQuarantined) return;
+  if (!drained.severed) return FreeQuarantined(*t, now, out);
+  // The source is safe, the target is in doubt: only a fence or a death ends it. No more ABORTs.
+  t->next_abort = kNever;
+  t->fence_at = now;
+  if (t->mode == TransferMode::kReceiverPosted && t->retired) FreeQuarantined(*t, now, out);
+}
+
+void ReaderTickets::OnHeartbeat(const ProcessId& writer, const PairHeartbeat& heartbeat, TimePoint now) {
+  for (const Ticket& ticket : heartbeat.alive) {
+    ReaderTicket* t = Current(ticket);
+    if (t == nullptr || t->writer != writer || !IsReserving(t->state)) continue;
+    const Duration lease =
+        t->state == TicketState::kReserved ? options_.reserved_lease : options_.receiving_lease;
+    t->lease_end = std::max(t->lease_end, now + lease);
+  }
+}
+
+void ReaderTickets::OnQuiet(const Ticket& ticket, TimePoint now, ReaderActions* out) {
+  ReaderTicket* t = Current(ticket);
+  if (t == nullptr || t->state != TicketState::kQuarantined) return;
+  t->retired = true;
+  if (t->mode == TransferMode::kReceiverPosted && now >= t->fence_at) FreeQuarantined(*t, now, out);
+}
+
+void ReaderTickets::OnSessionLost(const ProcessId& writer, TimePoint now, ReaderActions* out) {
+  for (Slot& slot : slots_) {
+    if (slot.now.writer == writer && IsReserving(slot.now.state)) Quarantine(slot.now, now, out);
+  }
+}
+
+void ReaderTickets::OnWriterDead(const ProcessId& writer, TimePoint now, ReaderActions* out) {
+  OnSessionLost(writer, now, out);
+  for (Slot& slot : slots_) {
+    if (slot.now.writer == writer && slot.now.state == TicketState::kQuarantined) {
+      FreeQuarantined(slot.now, now, out);
+    }
+  }
+}
+
+void ReaderTickets::Abort(const Ticket& ticket, TimePoint now, ReaderActions* out) {
+  ReaderTicket* t = Current(ticket);
+  if (t != nullptr && IsReserving(t->state)) Quarantine(*t, now, out);
+}
+
+void ReaderTickets::MarkRunning(const Ticket& ticket) {
+  ReaderTicket* t = Current(ticket);
+  if (t != nullptr && t->state == TicketState::kReady) t->state = TicketState::kRunning;
+}
+
+void ReaderTickets::End(const Ticket& ticket, TimePoint now) {
+  ReaderTicket* t = Current(ticket);
+  if (t != nullptr && IsReadyOrLater(t->state)) Free(*t, /*acked=*/true, now);
+}
+
+void ReaderTickets::Tick(TimePoint now, ReaderActions* out) {
+  for (Slot& slot : slots_) {
+    ReaderTicket& t = slot.now;
+    while (!slot.outcomes.empty() && slot.outcomes.front().until <= now) slot.outcomes.erase(slot.outcomes.begin());
+    if (t.state == TicketState::kFree) continue;
+    if (t.commit && t.commit_until <= now) Decide(t, now, out);
+    if (IsReserving(t.state) && t.lease_end <= now) {
+      ++counters_.lease_ends;
+      Quarantine(t, now, out);
+    }
+    if (t.state != TicketState::kQuarantined) continue;
+    if (t.mode == TransferMode::kReceiverPosted && t.retired && t.fence_at <= now) {
+      FreeQuarantined(t, now, out);
+      continue;
+    }
+    if (t.next_abort <= now) {
+      out->send.emplace_back(t.writer, AbortTicket{t.ticket});
+      t.next_abort = now + options_.abort_repeat;
+    }
+  }
+}
+
+TimePoint ReaderTickets::NextTimer() const {
+  TimePoint next = kNever;
+  for (const Slot& slot : slots_) {
+    const ReaderTicket& t = slot.now;
+    if (t.state == TicketState::kFree) continue;
+    if (t.commit) next = std::min(next, t.commit_until);
+    if (IsReserving(t.state)) next = std::min(next, t.lease_end);
+    if (t.state == TicketState::kQuarantined) {
+      next = std::min(next, t.next_abort);
+      if (t.mode == TransferMode::kReceiverPosted && t.retired) next = std::min(next, t.fence_at);
+    }
+  }
+  return next;
+}
+
+const ReaderTicket* ReaderTickets::Find(const Ticket& ticket) const {
+  return const_cast<ReaderTickets*>(this)->Current(ticket);
+}
+
+std::optional<Ticket> ReaderTickets::FindChild(const ChildId& child, Epoch epoch) const {
+  for (const Slot& slot : slots_) {
+    const ReaderTicket& t = slot.now;
+    if (t.state != TicketState::kFree && t.state != TicketState::kQuarantined && t.child == child &&
+        t.epoch == epoch) {
+      return t.ticket;
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<Ticket> ReaderTickets::OpenTicketsOf(const ProcessId& writer) const {
+  std::vector<Ticket> tickets;
+  for (const Slot& slot : slots_) {
+    if (slot.now.state != TicketState::kFree && slot.now.writer == writer) tickets.push_back(slot.now.ticket);
+  }
+  return tickets;
+}
+
+std::vector<const ReaderTicket*> ReaderTickets::Live() const {
+  std::vector<const ReaderTicket*> live;
+  for (const Slot& slot : slots_) {
+    if (slot.now.state != TicketState::kFree) live.push_back(&slot.now);
+  }
+  return live;
+}
+
+ReaderTicket* ReaderTickets::Current(const Ticket& ticket) {
+  if (ticket.reader != self_ || ticket.slot >= slots_.size()) return nullptr;
+  ReaderTicket& t = slots_[ticket.slot].now;
+  return t.state != TicketState::kFree && t.ticket.generation == ticket.generation ? &t : nullptr;
+}
+
+void ReaderTickets::Quarantine(ReaderTicket& t, TimePoint now, ReaderActions* out) {
+  t.state = TicketState::kQuarantined;
+  t.commit.reset();
+  t.commit_until = kNever;
+  t.lease_end = kNever;
+  t.quarantined_at = now;
+  t.fence_at = now + options_.fence_after;
+  t.next_abort = now + options_.abort_repeat;
+  out->quarantined.push_back(t.ticket);
+  out->send.emplace_back(t.writer, AbortTicket{t.ticket});
+  if (!rules_.Holds(Rule::kS1)) FreeQuarantined(t, now, out);
+}
+
+void ReaderTickets::FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderActions* out) {
+  out->freed.push_back(t.ticket);
+  Free(t, /*acked=*/false, now);
+}
+
+void ReaderTickets::Free(ReaderTicket& t, bool acked, TimePoint now) {
+  Slot& slot = slots_[t.ticket.slot];
+  if (slot.outcomes.size() == 2) slot.outcomes.erase(slot.outcomes.begin());
+  slot.outcomes.push_back({t.ticket.generation, t.writer, t.child, t.epoch, t.reserve_attempt, acked,
+                           now + options_.outcome_kept});
+  free_slots_.insert(t.ticket.slot);
+  ++slot.generation;
+  t = ReaderTicket{};
+}
+
+}  // namespace baton
