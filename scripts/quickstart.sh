@@ -16,6 +16,7 @@ say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 
 log=$(mktemp "${TMPDIR:-/tmp}/baton-quickstart.XXXXXX.log")
 server_pid=
+client_pid=
 keep_log=0
 
 server_alive() { [[ -n $server_pid ]] && kill -0 "$server_pid" 2>/dev/null; }
@@ -24,6 +25,10 @@ stop_server() {
   local status=$?
   trap - EXIT
   trap '' INT TERM HUP
+  if [[ -n $client_pid ]]; then
+    kill -TERM "$client_pid" 2>/dev/null || true
+    wait "$client_pid" 2>/dev/null || true
+  fi
   if [[ -n $server_pid ]]; then
     # The server leads its own process group, so the group is exactly what this script started.
     kill -TERM "$server_pid" 2>/dev/null || true
@@ -83,6 +88,11 @@ until grep -qiw ready "$log"; do
 done
 
 say "$question"
-build/release/baton chat --server "127.0.0.1:$port" --message "$question" --receipt ||
+# In the background, because bash runs a trap only between commands: so a signal to this script acts at once.
+setpriv --pdeathsig TERM \
+  build/release/baton chat --server "127.0.0.1:$port" --message "$question" --receipt &
+client_pid=$!
+wait "$client_pid" ||
   fail_with_log "the question was not answered"
+client_pid=
 say "Stopping"
