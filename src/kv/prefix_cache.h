@@ -40,6 +40,7 @@ struct PrefixCursor {
 struct PrefixEvents {
   std::vector<Hash128> stored;
   std::vector<Hash128> removed;
+  bool lost = false;  // nobody took events for too long: both lists are empty, only a snapshot tells
 };
 
 class PrefixCache {
@@ -129,7 +130,10 @@ class PrefixCache {
   std::vector<Group> groups_;
   uint64_t next_serial_ = 1;
   uint64_t next_stamp_ = 1;
+  void Log(const Hash128& hash, bool stored);
+  size_t max_events_ = 0;
   std::vector<std::pair<Hash128, bool>> events_;  // true: stored
+  bool events_lost_ = false;
 };
 
 }  // namespace baton
