@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,9 +45,8 @@ class BpeTokenizer : public Tokenizer {
  private:
   BpeTokenizer() = default;
   struct Scratch;
-  struct Stretch;
   void EncodePlain(std::string_view text, Scratch* scratch, std::vector<TokenId>* ids) const;
-  void EncodeNormalized(const Stretch& stretch, Scratch* scratch, std::vector<TokenId>* ids) const;
+  void EncodeNormalized(const MarkedRuns& stretch, Scratch* scratch, std::vector<TokenId>* ids) const;
   void EncodeWord(std::string_view word, Scratch* scratch, std::vector<TokenId>* ids) const;
 
   enum Whole : uint8_t { kUnknown, kYes, kNo };  // does the token's own text encode to the token alone?
