@@ -89,7 +89,7 @@ void WriterTickets::Unreachable(const ProcessId& reader, const std::string& why,
 
 void WriterTickets::HandBack(const ChildEpoch& key, TimePoint now, WriterActions* out) {
   WriterChild* c = Get(key);
-  if (c == nullptr || c->state != WriterState::kHeld) return;
+  if (c == nullptr || (c->state != WriterState::kHeld && c->state != WriterState::kReserving)) return;
   Stop(*c, WriterFailure{key, HandoffFailure::kBusyTooLong, "gave way to others here"}, now, out);
 }
 
@@ -273,7 +273,7 @@ void WriterTickets::OnCommitAnswer(const ProcessId& reader, const CommitAnswer& 
   }
   if (answer.attempt == 0) {  // to a RESERVE
     if (answer.verdict == CommitVerdict::kAck && c->final_progress) {
-      out->handed_off.push_back(c->key);
+      out->handed_off.push_back(*c);
       Stop(*c, std::nullopt, now, out);
     } else if (answer.verdict == CommitVerdict::kStaleTicket && c->state == WriterState::kReserving) {
       SendReserve(*c, now, out);  // that ticket is over: the next attempt gets a new one
@@ -288,7 +288,7 @@ void WriterTickets::OnCommitAnswer(const ProcessId& reader, const CommitAnswer& 
     case CommitVerdict::kAck: {
       const ChildEpoch key = c->key;
       BATON_CHECK(c->ops_in_flight == 0 || !rules_.Holds(Rule::kS4), "ACK with ops in flight");
-      out->handed_off.push_back(key);
+      out->handed_off.push_back(std::move(*c));
       children_.erase(key);
       std::erase_if(ops_, [&](const auto& entry) { return entry.second.post.key == key; });
       return;

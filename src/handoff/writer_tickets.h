@@ -85,7 +85,7 @@ struct WriterFailure {
 struct WriterActions {
   std::vector<std::pair<ProcessId, PairMessage>> send;
   std::vector<WriterPost> post;           // the engine answers each with Posted(op)
-  std::vector<ChildEpoch> handed_off;     // ACK: D owns the request; blocks may go
+  std::vector<WriterChild> handed_off;    // ACK: D owns the request; blocks may go
   std::vector<WriterFailure> failed;      // the hand-off is over; the KV is still here
   std::vector<ChildEpoch> unpinned;       // no op reads the blocks any more (follows failed or a cancel)
   std::vector<ProcessId> sever;           // close the endpoint by force: a STOPPING passed its deadline
@@ -112,7 +112,7 @@ class WriterTickets {
 
   // No session can be had: what waits for one fails; what is undecided or drains goes on.
   void Unreachable(const ProcessId& reader, const std::string& why, TimePoint now, WriterActions* out);
-  // L6: a BUSY-held child gives way when others need its blocks.
+  // L6: a child without a ticket gave way to others that needed its blocks.
   void HandBack(const ChildEpoch& key, TimePoint now, WriterActions* out);
 
   void OnGrant(const ProcessId& reader, const Grant& grant, TimePoint now, WriterActions* out);

@@ -292,7 +292,7 @@ struct World {
       puts.push_back({op, post, Index(c->grant.blocks[0][0]), c->ticket});
       writer.Posted(post, op, now);
     }
-    for (const ChildEpoch& k : w->handed_off) children[k.child].over = children[k.child].acked = true;
+    for (const WriterChild& c : w->handed_off) children[c.key.child].over = children[c.key.child].acked = true;
     for (const WriterFailure& f : w->failed) children[f.key.child].over = true;
     *w = {};
   }

@@ -1,0 +1,610 @@
+#include "engine/kv_connector.h"
+
+#include <algorithm>
+
+namespace baton {
+namespace {
+
+uint32_t NumBlocks(const std::vector<std::vector<BlockId>>& blocks) {
+  size_t n = 0;
+  for (const auto& group : blocks) n += group.size();
+  return static_cast<uint32_t>(n);
+}
+
+}  // namespace
+
+KvConnector::KvConnector(KvConnectorOptions options, Scheduler* scheduler, BlockPool* pool, KvTransport* transport)
+    : options_(std::move(options)),
+      scheduler_(scheduler),
+      pool_(pool),
+      transport_(transport),
+      reader_(options_.self.process.incarnation, options_.reader, options_.rules),
+      writer_(options_.layout, options_.writer, options_.rules),
+      rng_(options_.seed) {}
+
+// ---- links ----------------------------------------------------------------------------------------
+
+void KvConnector::OnLinkUp(LinkId link, LinkKind kind, TimePoint now, Outbox* out) {
+  if (kind == LinkKind::kPairReader) {
+    accepted_[link] = {};
+    return;
+  }
+  WriterSession* s = SessionOn(link);
+  if (s == nullptr) return CloseLink(link, out);
+  s->session = rng_.Next();
+  PairHello hello;
+  hello.writer = options_.self.process;
+  hello.reader = s->peer.process;
+  hello.session = s->session;
+  hello.model = options_.model;
+  hello.layout = options_.layout;
+  hello.numeric = options_.numeric;
+  hello.host = options_.host;
+  hello.pid = options_.pid;
+  out->to_peers.emplace_back(link, std::move(hello));
+  (void)now;
+}
+
+void KvConnector::OnLinkDown(LinkId link, const Status& why, TimePoint now, Outbox* out) {
+  if (const auto it = accepted_.find(link); it != accepted_.end()) {
+    const std::optional<ProcessId> writer = it->second.writer;
+    accepted_.erase(it);
+    if (!writer) return;
+    const auto current = accepted_by_writer_.find(*writer);
+    if (current == accepted_by_writer_.end() || current->second != link) return;  // a newer session took over
+    accepted_by_writer_.erase(current);
+    ReaderActions actions;
+    reader_.OnSessionLost(*writer, now, &actions);
+    return Do(&actions, now, out);
+  }
+  if (WriterSession* s = SessionOn(link)) {
+    s->link.reset();
+    DropSession(*s, why.ToString(), now, out);
+  }
+}
+
+// The connection of a dialed session is gone (or is being closed): its tickets are over, redial if needed.
+void KvConnector::DropSession(WriterSession& s, const std::string& why, TimePoint now, Outbox* out) {
+  if (s.link) CloseLink(*s.link, out);
+  s.link.reset();
+  s.greeted = false;
+  ++s.failures;
+  Duration wait = options_.redial_first;
+  for (uint32_t i = 1; i < s.failures && wait < options_.redial_max; ++i) wait *= 2;
+  s.next_dial = now + std::min(wait, options_.redial_max);
+  s.next_heartbeat = s.greet_by = kNever;
+  WriterActions actions;
+  writer_.SessionLost(s.peer.process, why, now, &actions);
+  if (s.failures >= options_.unreachable_after) writer_.Unreachable(s.peer.process, why, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::CloseLink(LinkId link, Outbox* out) { out->close.push_back(link); }
+
+KvConnector::WriterSession* KvConnector::SessionOn(LinkId link) {
+  for (auto& [peer, s] : dialed_) {
+    if (s.link == link) return &s;
+  }
+  return nullptr;
+}
+
+// ---- messages -------------------------------------------------------------------------------------
+
+void KvConnector::OnMessage(LinkId link, const PairMessage& message, TimePoint now, Outbox* out) {
+  if (const auto it = accepted_.find(link); it != accepted_.end()) {
+    return OnWriterMessage(link, it->second, message, now, out);
+  }
+  if (WriterSession* s = SessionOn(link)) OnReaderMessage(link, *s, message, now, out);
+}
+
+void KvConnector::OnWriterMessage(LinkId link, ReaderSession& s, const PairMessage& m, TimePoint now, Outbox* out) {
+  if (const auto* hello = std::get_if<PairHello>(&m)) return OnHello(link, *hello, now, out);
+  if (!s.writer) {
+    ++counters_.protocol_errors;
+    return CloseLink(link, out);
+  }
+  ReaderActions actions;
+  const ProcessId writer = *s.writer;
+  if (const auto* commit = std::get_if<Commit>(&m)) {
+    const ReaderTicket* t = reader_.Find(commit->ticket);
+    if (t != nullptr && t->writer == writer && commit->digests.size() > t->chunks.size()) {
+      ++counters_.protocol_errors;
+      return CloseLink(link, out);
+    }
+    reader_.OnCommit(writer, *commit, now, &actions);
+  } else if (const auto* drained = std::get_if<Drained>(&m)) {
+    reader_.OnDrained(writer, *drained, now, &actions);
+  } else if (const auto* heartbeat = std::get_if<PairHeartbeat>(&m)) {
+    reader_.OnHeartbeat(writer, *heartbeat, now);
+  } else {
+    ++counters_.protocol_errors;
+    return CloseLink(link, out);
+  }
+  Do(&actions, now, out);
+}
+
+void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessage& m, TimePoint now, Outbox* out) {
+  if (const auto* answer = std::get_if<PairHelloAnswer>(&m)) return OnHelloAnswer(s, *answer, now, out);
+  if (!s.greeted) {
+    ++counters_.protocol_errors;
+    return CloseLink(link, out);
+  }
+  WriterActions actions;
+  const ProcessId reader = s.peer.process;
+  if (const auto* grant = std::get_if<Grant>(&m)) {
+    const auto held = sends_.find({grant->child, grant->epoch});
+    if (held != sends_.end()) scheduler_->SetPinned(held->second, true);
+    writer_.OnGrant(reader, *grant, now, &actions);
+  } else if (const auto* busy = std::get_if<Busy>(&m)) {
+    writer_.OnBusy(reader, *busy, now, &actions);
+    const auto held = sends_.find({busy->child, busy->epoch});
+    // L6: without a ticket it gives way when others need its blocks.
+    if (held != sends_.end()) scheduler_->SetPinned(held->second, false);
+  } else if (const auto* refused = std::get_if<Refused>(&m)) {
+    writer_.OnRefused(reader, *refused, now, &actions);
+  } else if (const auto* commit_answer = std::get_if<CommitAnswer>(&m)) {
+    writer_.OnCommitAnswer(reader, *commit_answer, now, &actions);
+  } else if (const auto* abort = std::get_if<AbortTicket>(&m)) {
+    writer_.OnAbort(reader, *abort, now, &actions);
+  } else if (const auto* ack = std::get_if<DrainedAck>(&m)) {
+    writer_.OnDrainedAck(reader, *ack);
+  } else {
+    ++counters_.protocol_errors;
+    return CloseLink(link, out);
+  }
+  Do(&actions, now, out);
+}
+
+Status KvConnector::CheckPeer(const PairHello& hello) const {
+  if (hello.protocol != 1) {
+    return FailedPreconditionError("pair protocol " + std::to_string(hello.protocol) + ": this worker speaks 1");
+  }
+  if (hello.reader != options_.self.process) {
+    return FailedPreconditionError("the writer looks for " + hello.reader.name + " in another incarnation");
+  }
+  if (!(hello.model == options_.model)) {
+    return FailedPreconditionError("the writer serves " + hello.model.name + ", this worker " + options_.model.name +
+                                   ": weights differ");
+  }
+  if (!(hello.layout == options_.layout)) {
+    return FailedPreconditionError("KV layouts differ: writer " + hello.layout.Describe() + ", reader " +
+                                   options_.layout.Describe());
+  }
+  if (hello.numeric != options_.numeric) {
+    return FailedPreconditionError("numeric identities differ: KV format or instruction set of the kernels");
+  }
+  return OkStatus();
+}
+
+void KvConnector::OnHello(LinkId link, const PairHello& hello, TimePoint now, Outbox* out) {
+  PairHelloAnswer answer;
+  answer.status = CheckPeer(hello);
+  answer.reader = options_.self.process;
+  answer.session = hello.session;
+  // Of two incarnations of one name the higher counter wins.
+  for (const auto& [writer, other] : accepted_by_writer_) {
+    if (writer.name == hello.writer.name && writer.incarnation.counter > hello.writer.incarnation.counter) {
+      answer.status = FailedPreconditionError("superseded: a newer " + writer.name + " is connected");
+    }
+  }
+  if (!answer.status.ok()) {
+    out->to_peers.emplace_back(link, std::move(answer));
+    return CloseLink(link, out);
+  }
+  // A Hello closes the pair's older session, and every session of an older incarnation, before anything else.
+  for (auto it = accepted_by_writer_.begin(); it != accepted_by_writer_.end();) {
+    if (it->first.name != hello.writer.name) {
+      ++it;
+      continue;
+    }
+    const ProcessId writer = it->first;
+    const LinkId old = it->second;
+    it = accepted_by_writer_.erase(it);
+    ReaderActions actions;
+    reader_.OnSessionLost(writer, now, &actions);
+    Do(&actions, now, out);
+    if (old != link) {
+      accepted_.erase(old);
+      CloseLink(old, out);
+    }
+  }
+  accepted_[link] = {hello.writer, hello.session};
+  accepted_by_writer_[hello.writer] = link;
+  ++counters_.sessions;
+  if (watches_.find(hello.writer) == watches_.end()) {
+    const bool same_host = !options_.host.empty() && hello.host == options_.host;
+    watches_[hello.writer] = same_host ? Watch::kPending : Watch::kImpossible;
+    if (same_host) out->watch.push_back({hello.writer, hello.host, hello.pid});
+  }
+  answer.descriptor = transport_->LocalDescriptor();
+  answer.open_tickets = reader_.OpenTicketsOf(hello.writer);
+  out->to_peers.emplace_back(link, std::move(answer));
+}
+
+void KvConnector::OnHelloAnswer(WriterSession& s, const PairHelloAnswer& answer, TimePoint now, Outbox* out) {
+  if (s.greeted || answer.session != s.session) {
+    ++counters_.protocol_errors;
+    return DropSession(s, "an answer to another Hello", now, out);
+  }
+  const bool replaced = answer.reader.incarnation != s.peer.process.incarnation;
+  if (!answer.status.ok() || replaced) {
+    const std::string why = replaced ? s.peer.process.name + " was replaced by another incarnation"
+                                     : answer.status.message();
+    const ProcessId reader = s.peer.process;
+    DropSession(s, why, now, out);
+    WriterActions actions;
+    writer_.Unreachable(reader, why, now, &actions);
+    if (replaced) writer_.ReaderGone(reader, now, &actions);
+    Do(&actions, now, out);
+    return;
+  }
+  s.greeted = true;
+  s.greet_by = kNever;
+  s.descriptor = answer.descriptor;
+  s.open_tickets = answer.open_tickets;
+  if (s.open) return SessionIsUp(s, now, out);
+  OpenEndpoint(s);
+}
+
+void KvConnector::OpenEndpoint(WriterSession& s) {
+  if (s.opening || s.closing) return;
+  s.opening = true;
+  transport_->Open(s.peer.process, s.descriptor);
+}
+
+void KvConnector::SessionIsUp(WriterSession& s, TimePoint now, Outbox* out) {
+  s.failures = 0;
+  s.last_up = now;
+  s.next_heartbeat = now + options_.pair_heartbeat;
+  ++counters_.sessions;
+  WriterActions actions;
+  writer_.SessionUp(s.peer.process, s.mode, s.open_tickets, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::OnProcessWatched(const ProcessWatched& watched) {
+  const auto it = watches_.find(watched.process);
+  if (it != watches_.end()) it->second = watched.ok ? Watch::kOk : Watch::kImpossible;
+}
+
+void KvConnector::OnProcessDied(const ProcessId& process, TimePoint now, Outbox* out) {
+  watches_.erase(process);
+  ReaderActions r;
+  reader_.OnWriterDead(process, now, &r);
+  Do(&r, now, out);
+  WriterActions w;
+  writer_.ReaderGone(process, now, &w);
+  Do(&w, now, out);
+}
+
+// ---- transport ------------------------------------------------------------------------------------
+
+void KvConnector::PollTransport(TimePoint now, Outbox* out) {
+  std::vector<TransportEvent> events;
+  transport_->Poll(&events);
+  for (const TransportEvent& event : events) {
+    WriterActions w;
+    ReaderActions r;
+    if (const auto* quiesced = std::get_if<Quiesced>(&event)) {
+      writer_.OnQuiesced(*quiesced, now, &w);
+    } else if (const auto* chunk = std::get_if<ChunkArrived>(&event)) {
+      reader_.OnChunk(*chunk, now, &r);
+    } else if (const auto* quiet = std::get_if<Quiet>(&event)) {
+      reader_.OnQuiet(quiet->ticket, now, &r);
+    } else if (const auto* opened = std::get_if<PeerOpened>(&event)) {
+      const auto it = dialed_.find(opened->peer);
+      if (it != dialed_.end()) {
+        WriterSession& s = it->second;
+        s.opening = false;
+        s.open = opened->status.ok();
+        s.mode = opened->mode;
+        if (!s.open) {
+          DropSession(s, opened->status.ToString(), now, out);
+        } else if (s.greeted) {
+          SessionIsUp(s, now, out);
+        }
+      }
+    } else if (const auto* lost = std::get_if<PeerLost>(&event)) {
+      const auto it = dialed_.find(lost->peer);
+      if (it != dialed_.end() && !it->second.closing) {
+        // Opened anew together with a new session: the two break as one.
+        it->second.open = false;
+        it->second.closing = true;
+        transport_->Close(lost->peer);
+        DropSession(it->second, lost->why.ToString(), now, out);
+      }
+    } else if (const auto* severed = std::get_if<Severed>(&event)) {
+      const auto it = dialed_.find(severed->peer);
+      if (it != dialed_.end()) {
+        it->second.closing = it->second.open = false;
+        if (it->second.greeted) OpenEndpoint(it->second);
+      }
+    }
+    Do(&w, now, out);
+    Do(&r, now, out);
+  }
+}
+
+// ---- writer ---------------------------------------------------------------------------------------
+
+void KvConnector::BeginSend(const Sequence& sequence, const PeerAddress& reader, TimePoint deadline, TimePoint now,
+                            Outbox* out) {
+  Reserve reserve;
+  reserve.child = sequence.request->id;
+  reserve.epoch = sequence.epoch;
+  reserve.request = sequence.request;
+  reserve.progress = sequence.ProgressNow(deadline - now);
+  for (OutputToken& token : reserve.progress.tokens) token = {token.id, 0, {}};
+  reserve.page_hashes = sequence.page_hashes;
+  reserve.num_tokens = sequence.prefill_tokens;
+  WriterSession& s = dialed_[reader.process];
+  s.peer = reader;
+  reserve.mode = s.mode;
+  sends_[{reserve.child, reserve.epoch}] = sequence.id;
+  scheduler_->SetPinned(sequence.id, true);
+  WriterActions actions;
+  const ChildEpoch key{reserve.child, reserve.epoch};
+  writer_.Begin(reader.process, std::move(reserve), s.up(), deadline, now, &actions);
+  writer_.Advance(key, sequence.num_computed, 0, 0, now, &actions);
+  Do(&actions, now, out);
+  DialDue(now, out);
+}
+
+void KvConnector::AdvanceSend(const ChildEpoch& key, uint32_t tokens_done, uint32_t tokens_now, uint32_t layers,
+                              TimePoint now, Outbox* out) {
+  WriterActions actions;
+  writer_.Advance(key, tokens_done, tokens_now, layers, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::FinishSend(const ChildEpoch& key, Progress progress, TimePoint now, Outbox* out) {
+  WriterActions actions;
+  writer_.Finished(key, std::move(progress), now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::CancelSend(const ChildEpoch& key, TimePoint now, Outbox* out) {
+  WriterActions actions;
+  writer_.Cancel(key, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::HandBack(const ChildEpoch& key, TimePoint now, Outbox* out) {
+  WriterActions actions;
+  writer_.HandBack(key, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::Post(const WriterPost& post, TimePoint now) {
+  const WriterChild* c = writer_.Find(post.key);
+  if (c == nullptr) return;
+  const Sequence* sequence = scheduler_->Find(sends_.at(post.key));
+  BATON_CHECK(sequence != nullptr, "a send outlived its sequence");
+  const Chunk chunk = c->grid.At(post.chunk);
+  TransferPost transfer;
+  transfer.op = OpId{next_op_++};
+  transfer.reader = c->reader;
+  transfer.ticket = c->ticket;
+  transfer.chunk = post.chunk;
+  transfer.attempt = post.attempt;
+  uint32_t first_target = 0;
+  for (uint32_t g = 0; g < chunk.group; ++g) first_target += static_cast<uint32_t>(c->grant.blocks[g].size());
+  const std::vector<BlockId>& blocks = sequence->tables[chunk.group].blocks();
+  const uint32_t hit_blocks = c->grant.hit_tokens / options_.layout.block_tokens;
+  transfer.pieces = PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(hit_blocks),
+                               first_target);
+  for (const auto& group : c->grant.base) {
+    transfer.target_base.insert(transfer.target_base.end(), group.begin(), group.end());
+  }
+  counters_.bytes_posted += c->grid.BytesOf(chunk);
+  ++counters_.chunks_posted;
+  writer_.Posted(post, transfer.op, now);
+  transport_->Post(std::move(transfer));
+}
+
+void KvConnector::Do(WriterActions* actions, TimePoint now, Outbox* out) {
+  for (auto& [reader, message] : actions->send) {
+    const auto it = dialed_.find(reader);
+    if (it == dialed_.end() || !it->second.link || !it->second.greeted) continue;  // repeated when a session is up
+    out->to_peers.emplace_back(*it->second.link, std::move(message));
+  }
+  for (const WriterPost& post : actions->post) Post(post, now);
+  for (WriterChild& child : actions->handed_off) facts_.handed_off.push_back(std::move(child));
+  for (WriterFailure& failure : actions->failed) facts_.failed.push_back(std::move(failure));
+  for (const ChildEpoch& key : actions->unpinned) {
+    const auto it = sends_.find(key);
+    if (it != sends_.end()) scheduler_->SetPinned(it->second, false);
+    facts_.unpinned.push_back(key);
+  }
+  for (const WriterChild& child : facts_.handed_off) sends_.erase(child.key);
+  for (const ChildEpoch& key : actions->unpinned) sends_.erase(key);
+  for (const ProcessId& reader : actions->sever) {
+    const auto it = dialed_.find(reader);
+    if (it == dialed_.end() || it->second.closing) continue;
+    it->second.closing = true;
+    it->second.open = false;
+    transport_->Close(reader);
+    DropSession(it->second, "transfers did not end in time", now, out);
+  }
+}
+
+// ---- reader ---------------------------------------------------------------------------------------
+
+const ProcessId* KvConnector::WriterOf(LinkId link) const {
+  const auto it = accepted_.find(link);
+  return it == accepted_.end() || !it->second.writer ? nullptr : &*it->second.writer;
+}
+
+void KvConnector::Answer(LinkId link, PairMessage message, Outbox* out) {
+  out->to_peers.emplace_back(link, std::move(message));
+}
+
+bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
+  if (!options_.rules.Holds(Rule::kL9)) return false;
+  uint32_t of_writer = 0, of_all = 0, tickets = 0;
+  for (const ReaderTicket* t : reader_.Live()) {
+    if (t->state == TicketState::kReady || t->state == TicketState::kRunning) continue;
+    const uint32_t n = NumBlocks(t->grant.blocks);
+    of_all += n;
+    if (t->writer == writer) {
+      of_writer += n;
+      ++tickets;
+    }
+  }
+  if (tickets == 0) return false;  // the caps do not bind a writer's only ticket
+  uint64_t total = 0;
+  for (const uint32_t n : options_.pool.num_blocks) total += n;
+  return of_writer + more_blocks > options_.max_writer_share * total ||
+         of_all + more_blocks > options_.max_all_writers_share * total;
+}
+
+std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out) {
+  const ProcessId writer = *WriterOf(link);
+  const auto busy = [&] {
+    ++counters_.busy;
+    Answer(link, Busy{reserve.child, reserve.epoch, reserve.attempt, options_.busy_retry}, out);
+    return std::nullopt;
+  };
+  const auto refuse = [&](RefuseReason why, std::string detail) {
+    ++counters_.refused;
+    Answer(link, Refused{reserve.child, reserve.epoch, reserve.attempt, why, std::move(detail)}, out);
+    return std::nullopt;
+  };
+  const uint64_t known = reserve.request->prompt.size() + reserve.progress.tokens.size();
+  if (reserve.num_tokens != known || reserve.request->prompt.empty()) {
+    return refuse(RefuseReason::kTooLarge, "RESERVE names " + std::to_string(reserve.num_tokens) + " tokens, not the " +
+                                               std::to_string(known) + " of its request");
+  }
+  if (reserve.mode == TransferMode::kOneSided) {
+    const auto watch = watches_.find(writer);
+    if (watch == watches_.end() || watch->second == Watch::kImpossible) {
+      return refuse(RefuseReason::kRole, "one-sided writes need a pidfd of the writer, and none can be had");
+    }
+    if (watch->second == Watch::kPending) return busy();
+  }
+  if (!reader_.HasFreeSlot() || OverCap(writer, options_.layout.BlocksFor(known))) return busy();
+  StatusOr<ReceiveGrant> granted =
+      scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now);
+  if (!granted.ok()) {
+    switch (granted.status().code()) {
+      case Code::kResourceExhausted: return busy();
+      case Code::kFailedPrecondition: return refuse(RefuseReason::kRole, granted.status().message());
+      default: return refuse(RefuseReason::kTooLarge, granted.status().message());
+    }
+  }
+  Grant grant;
+  grant.hit_tokens = granted->hit_tokens;
+  grant.blocks = granted->fresh;
+  std::vector<uint64_t> bases, sizes;
+  std::vector<uint32_t> moving;
+  for (uint32_t g = 0; g < grant.blocks.size(); ++g) {
+    grant.base.emplace_back();
+    for (const BlockId block : grant.blocks[g]) {
+      grant.base[g].push_back(options_.pool.BlockOffset(options_.layout, g, block));
+      bases.push_back(grant.base[g].back());
+      sizes.push_back(options_.layout.BlockBytes(g));
+    }
+    moving.push_back(static_cast<uint32_t>(grant.blocks[g].size()));
+  }
+  const ChunkGrid grid(options_.layout, moving);
+  ReaderActions actions;
+  const ReaderTicket& ticket = reader_.Open(writer, reserve, std::move(grant), grid.size(), now, &actions);
+  receives_[ticket.ticket] = granted->sequence;
+  transport_->Admit(ticket.ticket, writer, std::move(bases), std::move(sizes));
+  counters_.bytes_received += grid.TotalBytes();
+  ++counters_.grants;
+  Do(&actions, now, out);
+  return *std::move(granted);
+}
+
+void KvConnector::AbortTicketOf(const Ticket& ticket, TimePoint now, Outbox* out) {
+  ReaderActions actions;
+  reader_.Abort(ticket, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
+  (void)now;
+  for (Commit& commit : actions->ready) {
+    transport_->Retire(commit.ticket);
+    receives_.erase(commit.ticket);
+    facts_.ready.push_back(std::move(commit));
+  }
+  for (const Ticket& ticket : actions->quarantined) {
+    transport_->Retire(ticket);
+    const auto it = receives_.find(ticket);
+    BATON_CHECK(it != receives_.end(), "a ticket without a sequence");
+    const Sequence* sequence = scheduler_->Find(it->second);
+    if (sequence != nullptr) {
+      facts_.lost.emplace_back(ChildEpoch{sequence->request->id, sequence->epoch}, it->second);
+      quarantine_[ticket] = scheduler_->Quarantine(it->second);
+    }
+    receives_.erase(it);
+  }
+  for (const Ticket& ticket : actions->freed) {
+    const auto it = quarantine_.find(ticket);
+    if (it == quarantine_.end()) continue;
+    for (QuarantinedBlocks& blocks : it->second) pool_->Release(std::move(blocks));
+    quarantine_.erase(it);
+  }
+  for (auto& [writer, message] : actions->send) {
+    const auto it = accepted_by_writer_.find(writer);
+    if (it != accepted_by_writer_.end()) out->to_peers.emplace_back(it->second, std::move(message));
+  }
+}
+
+// ---- time -----------------------------------------------------------------------------------------
+
+void KvConnector::DialDue(TimePoint now, Outbox* out) {
+  for (auto it = dialed_.begin(); it != dialed_.end();) {
+    WriterSession& s = it->second;
+    const bool needed = writer_.NeedsSession(s.peer.process);
+    if (!s.link && !needed && s.failures > 0) {
+      if (s.open && !s.closing) transport_->Close(s.peer.process);
+      it = dialed_.erase(it);
+      continue;
+    }
+    if (!s.link && needed && s.next_dial <= now) {
+      s.link = LinkId{next_link_++};
+      s.greet_by = now + options_.greet_within;
+      out->dial.push_back({*s.link, s.peer});
+    }
+    ++it;
+  }
+}
+
+void KvConnector::Tick(TimePoint now, Outbox* out) {
+  WriterActions w;
+  writer_.Tick(now, &w);
+  for (auto& [peer, s] : dialed_) {
+    if (!s.up() || s.next_heartbeat > now) continue;
+    s.next_heartbeat = now + options_.pair_heartbeat;
+    std::vector<Ticket> alive = writer_.AliveTickets(peer);
+    if (!alive.empty()) w.send.emplace_back(peer, PairHeartbeat{std::move(alive)});
+  }
+  for (auto& [peer, s] : dialed_) {
+    if (s.greet_by <= now) DropSession(s, peer.name + " does not answer", now, out);
+    if (s.up() || s.failures < options_.unreachable_after) continue;
+    const TimePoint since = s.last_up == kNever ? TimePoint{} : s.last_up;
+    if (s.last_up != kNever && now - since < options_.gone_after) continue;
+    // Its tickets of ours are answered from Hello's list, should that incarnation ever come back.
+    writer_.ReaderGone(peer, now, &w);
+  }
+  Do(&w, now, out);
+  ReaderActions r;
+  reader_.Tick(now, &r);
+  Do(&r, now, out);
+  DialDue(now, out);
+}
+
+TimePoint KvConnector::NextTimer() const {
+  TimePoint next = std::min(writer_.NextTimer(), reader_.NextTimer());
+  for (const auto& [peer, s] : dialed_) {
+    if (s.up() && !writer_.AliveTickets(peer).empty()) next = std::min(next, s.next_heartbeat);
+    next = std::min(next, s.greet_by);
+    if (!s.link && writer_.NeedsSession(peer)) next = std::min(next, s.next_dial);
+  }
+  return next;
+}
+
+}  // namespace baton

@@ -1,0 +1,165 @@
+// What a worker's hand-offs need besides the ticket machines: pair sessions (dialed as a writer, accepted as a
+// reader), the transport's endpoints, and the blocks that are pinned or quarantined. It turns messages, transport
+// events and finished layers into the facts that EngineCore acts on. Engine thread; no clock, no lock, no wait.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/rng.h"
+#include "baton/engine_command.h"
+#include "baton/outbox.h"
+#include "handoff/reader_tickets.h"
+#include "handoff/writer_tickets.h"
+#include "sched/scheduler.h"
+
+namespace baton {
+
+struct KvConnectorOptions {
+  PeerAddress self;
+  ModelIdentity model;
+  KvLayout layout;
+  KvPoolPlan pool;
+  Hash128 numeric;
+  std::string host;  // boot and host identity; "" = pidfds are of no use here
+  uint64_t pid = 0;
+  ReaderOptions reader;
+  WriterOptions writer;
+  Duration pair_heartbeat = std::chrono::seconds(1);
+  Duration redial_first = std::chrono::milliseconds(50);
+  Duration redial_max = std::chrono::seconds(1);
+  Duration greet_within = std::chrono::seconds(3);      // dial to Hello's answer
+  uint32_t unreachable_after = 3;                       // dials in a row
+  Duration gone_after = std::chrono::seconds(30);       // without a session: that incarnation is given up
+  Duration busy_retry = std::chrono::milliseconds(20);  // what BUSY suggests
+  double max_writer_share = 0.5;                        // L9: of the pool, one writer
+  double max_all_writers_share = 0.8;
+  uint64_t seed = 1;  // session ids
+  Rules rules;
+};
+
+// What happened, for EngineCore; in order inside each list.
+struct ConnectorFacts {
+  std::vector<Commit> ready;                 // complete and right: MakeReady
+  std::vector<std::pair<ChildEpoch, SequenceId>> lost;  // reader: the ticket was quarantined, the sequence is gone
+  std::vector<WriterChild> handed_off;
+  std::vector<WriterFailure> failed;
+  std::vector<ChildEpoch> unpinned;          // writer: nothing reads the sequence's blocks any more
+};
+
+struct ConnectorCounters {
+  uint64_t bytes_posted = 0, bytes_received = 0, chunks_posted = 0, grants = 0, busy = 0, refused = 0;
+  uint64_t sessions = 0, protocol_errors = 0;
+};
+
+class KvConnector {
+ public:
+  KvConnector(KvConnectorOptions options, Scheduler* scheduler, BlockPool* pool, KvTransport* transport);
+
+  // ---- links and messages ---------------------------------------------------------------------
+  void OnLinkUp(LinkId link, LinkKind kind, TimePoint now, Outbox* out);
+  void OnLinkDown(LinkId link, const Status& why, TimePoint now, Outbox* out);
+  // Everything but Reserve, which EngineCore admits first.
+  void OnMessage(LinkId link, const PairMessage& message, TimePoint now, Outbox* out);
+  void OnProcessWatched(const ProcessWatched& watched);
+  void OnProcessDied(const ProcessId& process, TimePoint now, Outbox* out);
+  void PollTransport(TimePoint now, Outbox* out);
+  void Tick(TimePoint now, Outbox* out);
+  TimePoint NextTimer() const;
+  ConnectorFacts TakeFacts() { return std::exchange(facts_, {}); }
+
+  // ---- writer -----------------------------------------------------------------------------------
+  // The prompt's first chunk is launched: ask `reader` for blocks.
+  void BeginSend(const Sequence& sequence, const PeerAddress& reader, TimePoint deadline, TimePoint now, Outbox* out);
+  // Layers [0, layers) of a launched part are final; or, with layers = all, the part's step is done.
+  void AdvanceSend(const ChildEpoch& key, uint32_t tokens_done, uint32_t tokens_now, uint32_t layers, TimePoint now,
+                   Outbox* out);
+  void FinishSend(const ChildEpoch& key, Progress progress, TimePoint now, Outbox* out);
+  void CancelSend(const ChildEpoch& key, TimePoint now, Outbox* out);
+  void HandBack(const ChildEpoch& key, TimePoint now, Outbox* out);
+  const WriterChild* FindSend(const ChildEpoch& key) const { return writer_.Find(key); }
+
+  // ---- reader -----------------------------------------------------------------------------------
+  // The writer of an accepted session that said Hello, or nothing.
+  const ProcessId* WriterOf(LinkId link) const;
+  std::optional<PairMessage> Recorded(const Reserve& reserve) { return reader_.Recorded(reserve); }
+  // Blocks and a ticket, or BUSY, or REFUSED; the answer goes out. True: granted, under that sequence.
+  std::optional<ReceiveGrant> Admit(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out);
+  void Answer(LinkId link, PairMessage message, Outbox* out);
+  std::optional<Ticket> TicketOf(const ChildEpoch& key) const { return reader_.FindChild(key.child, key.epoch); }
+  const ReaderTicket* FindTicket(const Ticket& ticket) const { return reader_.Find(ticket); }
+  void AbortTicketOf(const Ticket& ticket, TimePoint now, Outbox* out);
+  void MarkRunning(const Ticket& ticket) { reader_.MarkRunning(ticket); }
+  void EndTicket(const Ticket& ticket, TimePoint now) { reader_.End(ticket, now); }
+
+  const ReaderTickets& reader() const { return reader_; }
+  const WriterTickets& writer() const { return writer_; }
+  const ConnectorCounters& counters() const { return counters_; }
+  bool idle() const { return writer_.Live().empty() && reader_.Live().empty(); }
+
+ private:
+  // A session that this worker dials.
+  struct WriterSession {
+    PeerAddress peer;
+    std::optional<LinkId> link;
+    bool greeted = false;    // Hello answered on this link
+    bool open = false;       // the transport's endpoint stands
+    bool opening = false;
+    bool closing = false;    // Close was asked for, Severed is due
+    TransferMode mode{};
+    std::vector<std::byte> descriptor;
+    std::vector<Ticket> open_tickets;
+    uint64_t session = 0;
+    uint32_t failures = 0;   // in a row
+    TimePoint next_dial{};
+    TimePoint greet_by = kNever;  // a link without an answered Hello is given up then
+    TimePoint last_up = kNever;
+    TimePoint next_heartbeat = kNever;
+    bool up() const { return greeted && open; }
+  };
+  struct ReaderSession {
+    std::optional<ProcessId> writer;  // after Hello
+    uint64_t session = 0;
+  };
+  enum class Watch : uint8_t { kPending, kOk, kImpossible };
+
+  void Do(WriterActions* actions, TimePoint now, Outbox* out);
+  void Do(ReaderActions* actions, TimePoint now, Outbox* out);
+  void Post(const WriterPost& post, TimePoint now);
+  void OnReaderMessage(LinkId link, WriterSession& s, const PairMessage& m, TimePoint now, Outbox* out);
+  void OnWriterMessage(LinkId link, ReaderSession& s, const PairMessage& m, TimePoint now, Outbox* out);
+  void OnHello(LinkId link, const PairHello& hello, TimePoint now, Outbox* out);
+  void OnHelloAnswer(WriterSession& s, const PairHelloAnswer& answer, TimePoint now, Outbox* out);
+  void OpenEndpoint(WriterSession& s);
+  void SessionIsUp(WriterSession& s, TimePoint now, Outbox* out);
+  void DropSession(WriterSession& s, const std::string& why, TimePoint now, Outbox* out);
+  void CloseLink(LinkId link, Outbox* out);
+  void DialDue(TimePoint now, Outbox* out);
+  WriterSession* SessionOn(LinkId link);
+  bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
+  Status CheckPeer(const PairHello& hello) const;
+
+  const KvConnectorOptions options_;
+  Scheduler* const scheduler_;
+  BlockPool* const pool_;
+  KvTransport* const transport_;
+  ReaderTickets reader_;
+  WriterTickets writer_;
+  std::map<ProcessId, WriterSession> dialed_;   // by reader
+  std::map<LinkId, ReaderSession> accepted_;
+  std::map<ProcessId, LinkId> accepted_by_writer_;
+  std::map<ProcessId, Watch> watches_;
+  std::map<ChildEpoch, SequenceId> sends_;
+  std::map<Ticket, SequenceId> receives_;
+  std::map<Ticket, std::vector<QuarantinedBlocks>> quarantine_;
+  ConnectorFacts facts_;
+  ConnectorCounters counters_;
+  Rng rng_;
+  uint64_t next_link_ = 1;
+  uint64_t next_op_ = 1;
+};
+
+}  // namespace baton
