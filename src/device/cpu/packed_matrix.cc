@@ -1,0 +1,131 @@
+#include "device/cpu/packed_matrix.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernels/formats.h"
+
+namespace baton {
+namespace {
+
+// The rows of the stacked parts, as bytes; null past the last.
+std::vector<const uint8_t*> StackedRows(std::span<const TensorView> parts, size_t row_bytes) {
+  std::vector<const uint8_t*> rows;
+  for (const TensorView& part : parts) {
+    const auto* base = reinterpret_cast<const uint8_t*>(part.data);
+    for (uint64_t i = 0; i < part.shape[0]; ++i) rows.push_back(base + i * row_bytes);
+  }
+  rows.resize((rows.size() + kPanelColumns - 1) / kPanelColumns * kPanelColumns, nullptr);
+  return rows;
+}
+
+// Quantised forms: a GGUF block is its fp16 scales, then 32 int8, or 16 bytes of nibbles (elements j, j + 16).
+void PackQuantised(DType dtype, const uint8_t* const* rows, uint32_t k, uint8_t* panel) {
+  const size_t block_bytes = Traits(dtype).block_bytes;
+  const size_t scale_bytes = dtype == DType::kQ4_1 ? 4 : 2;
+  for (uint32_t g = 0; g < k / kQuantGroup; ++g) {
+    uint8_t* group = panel + g * PanelGroupBytes(dtype);
+    uint8_t* values = group + scale_bytes * kPanelColumns;
+    for (uint32_t c = 0; c < kPanelColumns; ++c) {
+      if (rows[c] == nullptr) continue;
+      const uint8_t* block = rows[c] + g * block_bytes;
+      std::memcpy(group + c * 2, block, 2);
+      if (dtype == DType::kQ4_1) std::memcpy(group + 32 + c * 2, block + 2, 2);
+      const uint8_t* q = block + scale_bytes;
+      for (uint32_t i = 0; i < kQuantGroup; ++i) {
+        if (dtype == DType::kQ8_0) {
+          values[i * 16 + c] = q[i];
+        } else {
+          const uint32_t nibble = i < 16 ? q[i] & 15u : q[i - 16] >> 4;
+          values[i * 8 + c % 8] |= static_cast<uint8_t>(c < 8 ? nibble : nibble << 4);
+        }
+      }
+    }
+  }
+}
+
+template <typename T>
+void PackPlain(bool pairs, const uint8_t* const* rows, uint32_t k, uint8_t* panel) {
+  for (uint32_t c = 0; c < kPanelColumns; ++c) {
+    if (rows[c] == nullptr) continue;
+    const uint32_t place = pairs ? c % 8 * 2 + c / 8 : c;
+    for (uint32_t i = 0; i < k; ++i) {
+      std::memcpy(panel + (size_t{i} * kPanelColumns + place) * sizeof(T), rows[c] + size_t{i} * sizeof(T),
+                  sizeof(T));
+    }
+  }
+}
+
+Status CheckParts(std::span<const TensorView> parts) {
+  if (parts.empty()) return InvalidArgumentError("no weight to pack");
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const TensorView& part = parts[i];
+    const std::string where = "weight part " + std::to_string(i);
+    if (part.shape.size() != 2) {
+      return InvalidArgumentError(where + " has " + std::to_string(part.shape.size()) +
+                                  " dimensions; a linear layer's weight has 2");
+    }
+    if (part.dtype != parts[0].dtype || part.shape[1] != parts[0].shape[1]) {
+      return InvalidArgumentError(where + " is " + std::string(Traits(part.dtype).name) + " with " +
+                                  std::to_string(part.shape[1]) + " inputs, part 0 is " +
+                                  std::string(Traits(parts[0].dtype).name) + " with " +
+                                  std::to_string(parts[0].shape[1]) + "; pack them apart");
+    }
+    const uint64_t k = part.shape[1];
+    constexpr uint64_t kMost = uint64_t{1} << 30;
+    if (part.shape[0] == 0 || k == 0 || part.shape[0] > kMost || k > kMost) {
+      return InvalidArgumentError(where + " has shape [" + std::to_string(part.shape[0]) + ", " +
+                                  std::to_string(k) + "]; both must be 1 to 2^30");
+    }
+    if (k % Traits(part.dtype).block_elements != 0) {
+      return InvalidArgumentError(where + ": " + std::to_string(k) + " inputs are no multiple of the " +
+                                  std::string(Traits(part.dtype).name) + " block of " +
+                                  std::to_string(Traits(part.dtype).block_elements));
+    }
+    const size_t needed = part.shape[0] * BytesOf(part.dtype, k);
+    if (part.data == nullptr || part.bytes < needed) {
+      return InvalidArgumentError(where + " needs " + std::to_string(needed) + " bytes and has " +
+                                  std::to_string(part.data == nullptr ? 0 : part.bytes));
+    }
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+StatusOr<PackedMatrix> PackedMatrix::Pack(CpuPool& pool, std::span<const TensorView> parts) {
+  BATON_RETURN_IF_ERROR(CheckParts(parts));
+  uint64_t n = 0;
+  for (const TensorView& part : parts) n += part.shape[0];
+  if (n > (uint64_t{1} << 31)) return InvalidArgumentError("stacked weights have " + std::to_string(n) + " outputs");
+  PackedMatrix matrix;
+  PackedWeight& view = matrix.view_;
+  view.dtype = parts[0].dtype;
+  view.n = static_cast<uint32_t>(n);
+  view.k = static_cast<uint32_t>(parts[0].shape[1]);
+  view.panel_bytes = PanelBytes(view.dtype, view.k);
+  BATON_ASSIGN_OR_RETURN(matrix.memory_, AlignedMemory::Allocate(view.panel_bytes * view.num_panels()));
+  view.panels = matrix.memory_.data();
+
+  const std::vector<const uint8_t*> rows = StackedRows(parts, BytesOf(view.dtype, view.k));
+  // Fixed shares: a worker packs, and so first touches, the panels that it will read.
+  pool.ParallelFor(view.num_panels(), 0, [&](size_t begin, size_t end, int) {
+    for (size_t p = begin; p < end; ++p) {
+      auto* panel = reinterpret_cast<uint8_t*>(matrix.memory_.data()) + p * view.panel_bytes;
+      const uint8_t* const* panel_rows = rows.data() + p * kPanelColumns;
+      switch (view.dtype) {
+        case DType::kF32: PackPlain<uint32_t>(false, panel_rows, view.k, panel); break;
+        case DType::kF16: PackPlain<uint16_t>(false, panel_rows, view.k, panel); break;
+        case DType::kBF16: PackPlain<uint16_t>(true, panel_rows, view.k, panel); break;
+        case DType::kQ8_0:
+        case DType::kQ4_0:
+        case DType::kQ4_1: PackQuantised(view.dtype, panel_rows, view.k, panel); break;
+      }
+    }
+  });
+  return matrix;
+}
+
+}  // namespace baton
