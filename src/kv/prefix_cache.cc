@@ -12,7 +12,7 @@ namespace baton {
 
 void ExtendPageHashes(const Hash128& root, std::span<const TokenId> tokens, std::vector<Hash128>* hashes) {
   const size_t pages = tokens.size() / kPageTokens;
-  hashes->reserve(pages);
+  if (hashes->empty()) hashes->reserve(pages);
   for (size_t p = hashes->size(); p < pages; ++p) {
     hashes->push_back(
         ChainHash(p == 0 ? root : hashes->back(), tokens.subspan(p * kPageTokens, kPageTokens)));

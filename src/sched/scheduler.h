@@ -23,7 +23,6 @@
 #include <memory>
 #include <set>
 #include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -70,6 +69,7 @@ struct LaunchedStep {
   StepId id{};
   TimePoint launched{};
   std::vector<LaunchedPart> parts;  // in plan order
+  std::vector<uint32_t> leaving;    // [group]: how many blocks of `left` nobody else holds
   std::vector<BlockTable> left;     // blocks of sequences that gave them up; released when the step is done
 };
 
@@ -110,7 +110,6 @@ class Scheduler {
  public:
   // Options are valid; the pool outlives the scheduler.
   Scheduler(const SchedulerOptions& options, BlockPool* pool);
-  ~Scheduler();
 
   // ---- admission ------------------------------------------------------------------------------
   // Queues a request. `progress.tokens` are forced: its answer goes on behind them. handoff: compute the
@@ -169,13 +168,12 @@ class Scheduler {
   SchedulerLoad Load() const;
   // A sequence that is READY or later, was preempted, or leads the queue waits for blocks: no GRANT (L5).
   bool WaitsForBlocks() const;
-  bool HasWork() const { return !waiting_.empty() || num_unfinished_active_ > 0 || !launched_.empty(); }
   bool idle() const { return sequences_.size() == 0 && launched_.empty(); }
   // Aborts where a record contradicts itself. For tests and the simulator, after every event.
   void Audit() const;
 
  private:
-  // Who goes first: higher priority, then earlier arrival.
+  // Who goes first: higher priority, then earlier arrival. Unique.
   struct Rank {
     int64_t minus_priority = 0;
     uint64_t arrival = 0;
@@ -186,17 +184,69 @@ class Scheduler {
     Sequence* sequence = nullptr;
     friend bool operator<(const Ranked& a, const Ranked& b) { return a.rank < b.rank; }
   };
+  // A step while it is planned.
+  struct Draft {
+    StepPlan plan;
+    LaunchedStep step;
+    uint32_t tokens_left = 0;   // of max_step_tokens
+    uint32_t prefill_left = 0;  // of max_prefill_tokens
+  };
   static Rank RankOf(const Sequence& s) { return {-int64_t{s.request->priority}, s.arrival}; }
+
+  Status Check(const Request& request, const Progress& progress) const;
+  // INVALID_ARGUMENT if a group has fewer than `blocks` blocks in all; `what` says what needs them.
+  Status CheckFits(uint32_t blocks, const char* what) const;
+  std::unique_ptr<Sequence> Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
+  Sequence& Get(SequenceId id);
+  void InsertActive(Sequence* s);
+  void InsertWaiting(Sequence* s);
+  void EraseWaiting(Sequence* s);
+  void CompactActive();  // drops entries that are no longer Computing, Running or Sending
+
+  std::vector<BlockTable> MatchPrefix(Sequence* s, uint32_t max_blocks);
+  bool Available(uint32_t blocks, uint32_t reserve) const;      // now, in every group
+  bool AvailableSoon(uint32_t blocks, uint32_t reserve) const;  // when the launched steps are done
+  uint32_t AdmissionReserve() const;
+  void IndexComplete(Sequence* s);
+  // The sequence's blocks go back: at once, or to its last launched step while that is not done.
+  void GiveUpBlocks(Sequence* s);
+  void StartOver(Sequence* s);  // to Waiting, with its tokens
+  void Preempt(Sequence* s);
+  void Finish(Sequence* s);
+
+  void MakeRoomForHead();
+  void PlanDecodes(Draft* draft);
+  void PlanChunks(Draft* draft);
+  void Admit(Draft* draft);
+  bool TryAllocate(Sequence* s);
+  bool MayDecode(const Sequence& s) const;
+  bool EnsureNextBlock(Sequence* s);
+  bool MayPreempt(const Sequence& s) const;
+  Sequence* VictimBelow(const Sequence& s);
+  void PlanChunk(Sequence* s, Draft* draft);
+  void PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft);
+  void PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now,
+                StepOutcome* outcome);
 
   SchedulerOptions options_;
   BlockPool* pool_;
   SlotMap<std::unique_ptr<Sequence>, SequenceId> sequences_;
   std::set<Ranked> waiting_;
+  uint64_t waiting_tokens_ = 0;
+  uint32_t waiting_preempted_ = 0;
   std::vector<Ranked> active_;  // Computing, Running, Sending; sorted
+  bool active_dirty_ = false;
   uint32_t num_receiving_ = 0;
-  uint32_t num_unfinished_active_ = 0;
   std::deque<LaunchedStep> launched_;
+  std::vector<uint32_t> leaving_;  // [group]: blocks that come back when launched steps are done
   std::vector<SequenceId> preempted_;
+  // The head of the queue that found no blocks, the pool's release count and the reserve then: no use to
+  // try again before one of them changes.
+  SequenceId blocked_head_{};
+  uint64_t blocked_at_ = 0;
+  uint32_t blocked_reserve_ = 0;
+  uint64_t next_arrival_ = 1;
+  uint64_t next_step_ = 1;
 };
 
 }  // namespace baton

@@ -50,6 +50,7 @@ struct Sequence {
   uint32_t num_launched = 0;  // the same, with the steps in flight
   uint32_t samples_in_flight = 0;
   uint32_t steps_in_flight = 0;  // of this run
+  StepId last_step{};            // the last one that was launched with a part of it
   // Tokens that this run computes before its first sample, known when it got its blocks: for a hand-off the
   // number of tokens whose KV is handed over (Reserve::num_tokens).
   uint32_t prefill_tokens = 0;

@@ -1,0 +1,278 @@
+// What a step computes, and what becomes of its result.
+#include <algorithm>
+#include <string>
+
+#include "baton/check.h"
+#include "sched/scheduler.h"
+
+namespace baton {
+namespace {
+// After that many preemptions a sequence gives way only if nobody else can.
+constexpr uint32_t kMaxPreemptions = 2;
+}  // namespace
+
+StepPlan Scheduler::Schedule(TimePoint now) {
+  if (launched_.size() >= options_.max_steps_in_flight) return {};
+  Draft draft;
+  draft.plan.id = draft.step.id = StepId{next_step_};
+  draft.plan.zero.resize(pool_->num_groups());
+  draft.step.launched = now;
+  draft.tokens_left = options_.max_step_tokens;
+  draft.prefill_left = options_.max_prefill_tokens;
+
+  MakeRoomForHead();
+  PlanDecodes(&draft);
+  PlanChunks(&draft);
+  Admit(&draft);
+  if (draft.plan.sequences.empty()) return {};
+  ++next_step_;
+  launched_.push_back(std::move(draft.step));
+  return std::move(draft.plan);
+}
+
+// A request of higher priority does not wait for lower ones to end: they start over, if that makes room.
+// Counts as if nothing of it were cached.
+void Scheduler::MakeRoomForHead() {
+  if (waiting_.empty() || active_.empty()) return;
+  const Sequence& head = *waiting_.begin()->sequence;
+  const auto below = [&head](const Sequence& s) { return s.request->priority < head.request->priority; };
+  if (!below(*active_.back().sequence)) return;
+  const uint32_t need = pool_->BlocksFor(head.num_known());
+  uint32_t reserve = options_.watermark_blocks;
+  for (uint32_t g = 0; g < pool_->num_groups(); ++g)
+    reserve = std::min(reserve, pool_->counts(g).total - need);
+  size_t places = active_.size() + num_receiving_;
+  const auto has_room = [&](uint32_t blocks) {
+    return places < options_.max_running && AvailableSoon(blocks, reserve);
+  };
+  if (has_room(need)) return;
+  uint32_t could_free = 0;
+  size_t could_go = 0;
+  for (const Ranked& r : active_) {
+    if (!below(*r.sequence) || !MayPreempt(*r.sequence)) continue;
+    ++could_go;
+    could_free += r.sequence->tables[0].size();
+  }
+  if (could_go == 0 || !AvailableSoon(need - std::min(need, could_free), 0)) return;
+  for (size_t i = active_.size(); i-- > 0 && !has_room(need) && below(*active_[i].sequence);) {
+    if (!MayPreempt(*active_[i].sequence)) continue;
+    Preempt(active_[i].sequence);
+    --places;
+  }
+  CompactActive();
+}
+
+bool Scheduler::MayDecode(const Sequence& s) const {
+  const bool decodes =
+      s.phase == Phase::kRunning || (s.phase == Phase::kSending && !options_.rules.Holds(Rule::kS3));
+  if (!decodes) return false;
+  const uint32_t will_know = s.num_known() + s.samples_in_flight;
+  return s.num_launched < will_know && will_know - s.num_prompt() < s.request->stop.max_tokens;
+}
+
+void Scheduler::PlanDecodes(Draft* draft) {
+  // Victims rank below the one that needs a block, so none of them is planned yet; they stay listed until
+  // the loop is over.
+  for (size_t i = 0; i < active_.size() && draft->tokens_left > 0; ++i) {
+    Sequence* s = active_[i].sequence;
+    const bool may = MayDecode(*s);
+    s->stalled = may && !EnsureNextBlock(s);
+    if (may && !s->stalled) PlanPart(s, 1, true, draft);
+  }
+  CompactActive();
+}
+
+bool Scheduler::EnsureNextBlock(Sequence* s) {
+  const uint32_t blocks = s->num_launched / pool_->block_tokens() + 1;
+  if (std::all_of(s->tables.begin(), s->tables.end(),
+                  [&](const BlockTable& t) { return t.size() >= blocks; })) {
+    return true;
+  }
+  std::vector<uint32_t> count;
+  for (const BlockTable& table : s->tables) count.push_back(table.size() < blocks ? 1 : 0);
+  while (!pool_->Grow(s->tables, count)) {
+    if (AvailableSoon(1, 0)) return false;
+    Sequence* victim = VictimBelow(*s);
+    if (victim == nullptr) return false;
+    Preempt(victim);
+  }
+  return true;
+}
+
+// A sequence that a reader works on never starts over (L5); one that would not fit again must not.
+bool Scheduler::MayPreempt(const Sequence& s) const {
+  if (s.phase != Phase::kComputing && s.phase != Phase::kRunning && s.phase != Phase::kSending) return false;
+  if (s.pinned && options_.rules.Holds(Rule::kL5)) return false;
+  for (uint32_t g = 0; g < pool_->num_groups(); ++g) {
+    if (pool_->BlocksFor(s.num_known()) > pool_->counts(g).total) return false;
+  }
+  return true;
+}
+
+// The lowest priority, then the latest arrival. The requester itself only stalls: it keeps what it holds
+// until somebody who ranks above it needs that, so the first in rank always goes on.
+Sequence* Scheduler::VictimBelow(const Sequence& s) {
+  const Rank rank = RankOf(s);
+  for (const bool spare : {true, false}) {
+    for (size_t i = active_.size(); i-- > 0 && rank < active_[i].rank;) {
+      Sequence* victim = active_[i].sequence;
+      if (MayPreempt(*victim) && !(spare && victim->preemptions >= kMaxPreemptions)) return victim;
+    }
+  }
+  return nullptr;
+}
+
+void Scheduler::PlanChunks(Draft* draft) {
+  for (size_t i = 0; i < active_.size() && draft->prefill_left > 0 && draft->tokens_left > 0; ++i) {
+    Sequence* s = active_[i].sequence;
+    if (s->phase == Phase::kComputing && s->num_launched < s->num_known()) PlanChunk(s, draft);
+  }
+}
+
+void Scheduler::PlanChunk(Sequence* s, Draft* draft) {
+  const uint32_t tokens =
+      std::min({s->num_known() - s->num_launched, draft->prefill_left, draft->tokens_left});
+  const bool last = s->num_launched + tokens == s->num_known();
+  PlanPart(s, tokens, last, draft);
+  draft->prefill_left -= tokens;
+  // A hand-off stays Computing until its last chunk is done; nothing more is planned for it (S3).
+  if (last && !s->handoff) s->phase = Phase::kRunning;
+}
+
+void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft) {
+  const uint32_t first = s->num_launched;
+  const uint32_t end = first + num_tokens;
+  SequenceStep part;
+  part.sequence = s->id;
+  part.request = s->request;
+  part.first_position = first;
+  part.num_tokens = num_tokens;
+  if (first < s->num_known()) part.inputs.assign(s->tokens.begin() + first, s->tokens.begin() + end);
+  part.sample = sample;
+  part.sample_index = sample ? end - s->num_prompt() : 0;
+  const uint32_t blocks = pool_->BlocksFor(end);
+  part.blocks.resize(s->tables.size());
+  for (uint32_t g = 0; g < s->tables.size(); ++g) {
+    const std::vector<BlockId>& table = s->tables[g].blocks();
+    part.blocks[g].assign(table.begin(), table.begin() + blocks);
+    if (s->num_zeroed[g] < blocks) {
+      draft->plan.zero[g].insert(draft->plan.zero[g].end(), table.begin() + s->num_zeroed[g],
+                                 table.begin() + blocks);
+      s->num_zeroed[g] = blocks;
+    }
+  }
+  draft->step.parts.push_back({s->id, s->run, first, num_tokens, sample, part.sample_index});
+  draft->plan.sequences.push_back(std::move(part));
+  draft->tokens_left -= num_tokens;
+  s->num_launched = end;
+  s->samples_in_flight += sample ? 1 : 0;
+  ++s->steps_in_flight;
+  s->last_step = draft->step.id;
+  if (s->first_launch == kNever) s->first_launch = draft->step.launched;
+  if (!options_.rules.Holds(Rule::kS9)) IndexComplete(s);
+}
+
+void Scheduler::Admit(Draft* draft) {
+  // Who runs goes first: while one of them lacks a block, nobody new takes any.
+  const bool stalled =
+      std::any_of(active_.begin(), active_.end(), [](const Ranked& r) { return r.sequence->stalled; });
+  while (!stalled && !waiting_.empty() && draft->prefill_left > 0 && draft->tokens_left > 0 &&
+         active_.size() + num_receiving_ < options_.max_running) {
+    Sequence* s = waiting_.begin()->sequence;
+    if (!TryAllocate(s)) return;
+    EraseWaiting(s);
+    s->phase = Phase::kComputing;
+    InsertActive(s);
+    PlanChunk(s, draft);
+  }
+}
+
+// All blocks that the known tokens need, or none.
+bool Scheduler::TryAllocate(Sequence* s) {
+  const uint32_t reserve = AdmissionReserve();
+  if (blocked_head_ == s->id && blocked_at_ == pool_->num_released() && blocked_reserve_ == reserve)
+    return false;
+  // At least the last known token is computed, for its logits.
+  std::vector<BlockTable> tables = MatchPrefix(s, (s->num_known() - 1) / pool_->block_tokens());
+  const uint32_t hit = tables[0].size();
+  const uint32_t need = pool_->BlocksFor(s->num_known()) - hit;
+  if (!Available(need, reserve)) {
+    tables.clear();
+    blocked_head_ = s->id;
+    blocked_reserve_ = reserve;
+    blocked_at_ = pool_->num_released();
+    return false;
+  }
+  BATON_CHECK(pool_->Grow(tables, std::vector<uint32_t>(tables.size(), need)));
+  blocked_head_ = SequenceId{};
+  s->tables = std::move(tables);
+  s->num_zeroed.assign(s->tables.size(), hit);
+  s->prefill_tokens = s->num_known();
+  s->hit_tokens = s->num_computed = s->num_launched = hit * pool_->block_tokens();
+  if (!s->WasPreempted()) s->cached_tokens = s->hit_tokens;
+  return true;
+}
+
+// ---- results ---------------------------------------------------------------------------------------
+
+StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
+  BATON_CHECK(!launched_.empty() && launched_.front().id == result.id, "a result out of launch order");
+  const LaunchedStep step = std::move(launched_.front());
+  launched_.pop_front();
+  for (size_t g = 0; g < step.leaving.size(); ++g) leaving_[g] -= step.leaving[g];
+
+  StepOutcome outcome;
+  auto token = result.tokens.begin();
+  auto failed = result.failed.begin();
+  for (const LaunchedPart& part : step.parts) {
+    const SampledToken* sampled = nullptr;
+    const Status* why = result.status.ok() ? nullptr : &result.status;
+    if (failed != result.failed.end() && failed->sequence == part.sequence) {
+      why = why != nullptr ? why : &failed->why;
+      ++failed;
+    } else if (part.sample && result.status.ok()) {
+      BATON_CHECK(token != result.tokens.end() && token->sequence == part.sequence &&
+                      token->index == part.sample_index,
+                  "the runner's tokens do not match the plan");
+      sampled = &*token++;
+    }
+    if (!IsCurrent(part)) continue;
+    Sequence* s = &Get(part.sequence);
+    --s->steps_in_flight;
+    if (why == nullptr) {
+      PartDone(part, s, sampled, now, &outcome);
+    } else if (!result.status.ok() && !s->handoff && s->failed_steps == 0) {
+      ++s->failed_steps;
+      StartOver(s);
+    } else {
+      outcome.failed.push_back({s->id, *why});
+      Finish(s);
+    }
+  }
+  CompactActive();
+  return outcome;
+}
+
+void Scheduler::PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now,
+                         StepOutcome* outcome) {
+  s->num_computed = part.first_position + part.num_tokens;
+  if (part.first_position < s->prefill_tokens && s->num_computed == s->prefill_tokens) {
+    if (s->prefill_end == kNever) s->prefill_end = now;
+    outcome->prefilled.push_back(s->id);
+  }
+  if (token != nullptr) {
+    --s->samples_in_flight;
+    s->tokens.push_back(token->token.id);
+    s->output.push_back(token->token);
+    s->finish = FinishAt(s->request->stop, token->token.id, token->index);
+    outcome->tokens.push_back({s->id, token->index, token->token, s->finish});
+  }
+  IndexComplete(s);
+  if (s->finish != FinishReason::kNone) {
+    Finish(s);
+  } else if (token != nullptr && s->handoff) {
+    s->phase = Phase::kSending;
+  }
+}
+
+}  // namespace baton
