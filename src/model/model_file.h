@@ -68,6 +68,8 @@ class ModelFile {
   const SourceTensor& head() const { return decoder_.tied_head ? embedding_ : head_; }
   const std::vector<SourceLayer>& layers() const { return layers_; }
 
+  // Asks for everything to be read ahead: LoadedModel::Load comes next.
+  void Prefetch() const;
   // The pages behind the tensor may go: what is read again comes from the file.
   void Release(const SourceTensor& tensor) const;
 

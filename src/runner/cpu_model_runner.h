@@ -22,9 +22,10 @@ class CpuDevice;
 
 struct CpuRunnerOptions {
   uint32_t max_step_tokens = 512;    // StepPlan::NumTokens() never exceeds it
-  uint32_t max_step_sequences = 256;
   // A LayersReady after every so many layers; the last one is implied by the StepResult.
   uint32_t layers_per_event = 1;
+  // Steps of fewer tokens (decodes) report only their StepResult: nobody sends their layers ahead.
+  uint32_t min_layer_event_tokens = 16;
   Waker* waker = nullptr;            // not owned; woken when there is something to poll
   // Tests: sees every row of logits that the step computes, on the step thread, before sampling. With
   // `observe_all_rows` the head runs for every token of the step, not only for those that sample.

@@ -1,0 +1,293 @@
+#include "runner/cpu_model_runner.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/hash.h"
+#include "baton/check.h"
+#include "device/cpu/cpu_device.h"
+#include "runner/forward_pass.h"
+#include "runner/sampler.h"
+
+namespace baton {
+namespace {
+
+// Names the arithmetic that every CPU kernel table gives bit for bit; raised when a change alters any result.
+constexpr std::string_view kNumerics =
+    "baton cpu numerics 1: fp32 activations, exact weights, one fma chain along k, attention pieces of 128, "
+    "K and V rounded to bf16 in pair tiles";
+
+// Inputs of one step, and who is out of it.
+struct StepInputs {
+  std::vector<TokenId> ids;                    // one per row
+  std::vector<Status> status;                  // [sequence]; not ok: computed with placeholders, result unused
+  std::vector<uint32_t> wanted;                // rows whose logits are needed, ascending
+  std::vector<std::pair<size_t, uint32_t>> owner;  // per wanted row: sequence and its position
+};
+
+}  // namespace
+
+class CpuModelRunner::Core {
+ public:
+  Core(const LoadedModel& model, CpuDevice& device, const KvPoolPlan& pool_plan, CpuRunnerOptions options,
+       std::unique_ptr<ForwardPass> pass, uint32_t block_tokens)
+      : decoder_(model.decoder()),
+        device_(device),
+        pool_plan_(pool_plan),
+        block_tokens_(block_tokens),
+        options_(std::move(options)),
+        pass_(std::move(pass)),
+        scratch_(static_cast<size_t>(device.pool().threads())) {
+    thread_ = std::thread([this] { StepThread(); });
+  }
+
+  ~Core() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    work_.notify_one();
+    thread_.join();
+  }
+
+  void Launch(StepPlan plan) {
+    Check(plan);
+    {
+      std::lock_guard lock(mutex_);
+      BATON_CHECK(in_flight_ < kMaxStepsInFlight, "more steps launched than may be in flight");
+      ++in_flight_;
+      ++launched_;
+      steps_.push_back(std::move(plan));
+    }
+    work_.notify_one();
+  }
+
+  void Poll(std::vector<RunnerEvent>* events) {
+    std::lock_guard lock(mutex_);
+    for (RunnerEvent& event : events_) {
+      if (std::holds_alternative<StepResult>(event)) --in_flight_;
+      events->push_back(std::move(event));
+    }
+    events_.clear();
+  }
+
+  // Takes effect when every step launched so far is done.
+  void Forget(SequenceId sequence) {
+    std::lock_guard lock(mutex_);
+    forgets_.emplace_back(launched_, sequence);
+    if (finished_ == launched_) ApplyForgets();
+  }
+
+ private:
+  // What the scheduler and the block manager answer for; a fault here is a bug of ours, never a client's.
+  void Check(const StepPlan& plan) const {
+    const uint32_t rows = plan.NumTokens();
+    BATON_CHECK(rows > 0 && rows <= options_.max_step_tokens,
+                "a step of " + std::to_string(rows) + " tokens, the runner takes 1 to " +
+                    std::to_string(options_.max_step_tokens));
+    const auto in_pool = [&](const std::vector<BlockId>& blocks) {
+      for (const BlockId b : blocks) BATON_CHECK(Index(b) < pool_plan_.num_blocks[0], "a block outside the pool");
+    };
+    for (const SequenceStep& s : plan.sequences) {
+      const uint64_t end = uint64_t{s.first_position} + s.num_tokens;
+      BATON_CHECK(s.num_tokens > 0 && end <= decoder_.context_tokens, "a sequence past the model's context");
+      BATON_CHECK(s.inputs.size() == s.num_tokens || (s.inputs.empty() && s.num_tokens == 1), "inputs and num_tokens");
+      BATON_CHECK(s.request != nullptr && s.blocks.size() == 1, "a sequence without request or blocks");
+      BATON_CHECK(s.blocks[0].size() * block_tokens_ >= end, "fewer blocks than positions");
+      in_pool(s.blocks[0]);
+    }
+    BATON_CHECK(plan.zero.size() <= 1, "one KV group");
+    for (const auto& blocks : plan.zero) in_pool(blocks);
+    for (const BlockCopy& c : plan.copies) {
+      BATON_CHECK(c.group == 0, "one KV group");
+      in_pool({c.from, c.to});
+    }
+  }
+
+  void StepThread() {
+    // Pinning may be refused (a container's cpuset); the work is the same without it.
+    (void)device_.pool().PinCaller();
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_.wait(lock, [this] { return stop_ || !steps_.empty(); });
+      if (stop_) return;
+      const StepPlan plan = std::move(steps_.front());
+      steps_.pop_front();
+      lock.unlock();
+      StepResult result = RunStep(plan);
+      lock.lock();
+      ++finished_;
+      ApplyForgets();
+      PushLocked(std::move(result));
+    }
+  }
+
+  void ApplyForgets() {
+    while (!forgets_.empty() && forgets_.front().first <= finished_) {
+      last_tokens_.erase(forgets_.front().second);
+      forgets_.pop_front();
+    }
+  }
+
+  template <typename Event>
+  void PushLocked(Event event) {
+    const bool was_empty = events_.empty();
+    events_.emplace_back(std::in_place_type<Event>, std::move(event));
+    if (was_empty && options_.waker != nullptr) options_.waker->Wake();
+  }
+
+  StepInputs CollectInputs(const StepPlan& plan) {
+    StepInputs in;
+    uint32_t row = 0;
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      const SequenceStep& s = plan.sequences[i];
+      Status status;
+      for (uint32_t t = 0; t < s.num_tokens; ++t) {
+        TokenId id = s.inputs.empty() ? LastToken(s.sequence, &status) : s.inputs[t];
+        if (static_cast<uint32_t>(id) >= decoder_.vocab_size) {
+          status = InvalidArgumentError("token " + std::to_string(id) + " at position " +
+                                        std::to_string(s.first_position + t) + " is not in the vocabulary of " +
+                                        std::to_string(decoder_.vocab_size));
+          id = 0;
+        }
+        in.ids.push_back(id);
+        const bool last = t + 1 == s.num_tokens;
+        if (options_.observe_all_rows || (s.sample && last)) {
+          in.wanted.push_back(row + t);
+          in.owner.emplace_back(i, s.first_position + t);
+        }
+      }
+      in.status.push_back(std::move(status));
+      row += s.num_tokens;
+    }
+    return in;
+  }
+
+  // What the step before sampled for this sequence; it may have failed.
+  TokenId LastToken(SequenceId sequence, Status* status) {
+    const auto it = last_tokens_.find(sequence);
+    BATON_CHECK(it != last_tokens_.end(), "no token was sampled for this sequence yet");
+    if (it->second) return *it->second;
+    *status = AbortedError("the step before failed for this sequence");
+    return 0;
+  }
+
+  StepResult RunStep(const StepPlan& plan) {
+    const auto start = std::chrono::steady_clock::now();
+    StepInputs in = CollectInputs(plan);
+    pass_->PrepareBlocks(plan);
+    const bool report = plan.NumTokens() >= options_.min_layer_event_tokens && options_.layers_per_event > 0;
+    pass_->Run(plan, in.ids, in.wanted, [&](uint32_t layers) {
+      if (!report || layers % options_.layers_per_event != 0 || layers == decoder_.num_layers) return;
+      std::lock_guard lock(mutex_);
+      PushLocked(LayersReady{plan.id, layers});
+    });
+
+    std::vector<std::optional<StatusOr<OutputToken>>> sampled(plan.sequences.size());
+    pass_->Logits(in.wanted.size(), [&](size_t first, std::span<const float> logits) {
+      SampleRows(plan, in, first, logits, &sampled);
+    });
+
+    StepResult result;
+    result.id = plan.id;
+    for (size_t i = 0; i < plan.sequences.size(); ++i) {
+      Finish(plan.sequences[i], std::move(in.status[i]), std::move(sampled[i]), &result);
+    }
+    result.compute = std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now() - start);
+    return result;
+  }
+
+  void SampleRows(const StepPlan& plan, const StepInputs& in, size_t first, std::span<const float> logits,
+                  std::vector<std::optional<StatusOr<OutputToken>>>* sampled) {
+    const size_t rows = logits.size() / decoder_.vocab_size;
+    const auto row = [&](size_t i) { return logits.subspan(i * decoder_.vocab_size, decoder_.vocab_size); };
+    if (options_.observe_logits) {
+      for (size_t i = 0; i < rows; ++i) {
+        const auto& [sequence, position] = in.owner[first + i];
+        options_.observe_logits(plan.sequences[sequence], position, row(i));
+      }
+    }
+    device_.pool().ParallelFor(rows, 1, [&](size_t begin, size_t end, int worker) {
+      for (size_t i = begin; i < end; ++i) {
+        const auto& [sequence, position] = in.owner[first + i];
+        const SequenceStep& s = plan.sequences[sequence];
+        if (!s.sample || position + 1 != s.first_position + s.num_tokens) continue;
+        (*sampled)[sequence] =
+            SampleToken(row(i), *s.request, s.sample_index, &scratch_[static_cast<size_t>(worker)]);
+      }
+    });
+  }
+
+  void Finish(const SequenceStep& s, Status input_status, std::optional<StatusOr<OutputToken>> sampled,
+              StepResult* result) {
+    Status status = std::move(input_status);
+    if (status.ok() && sampled && !sampled->ok()) status = sampled->status();
+    if (!status.ok()) {
+      last_tokens_[s.sequence] = std::nullopt;
+      result->failed.push_back({s.sequence, std::move(status)});
+      return;
+    }
+    if (!sampled) return;
+    last_tokens_[s.sequence] = (*sampled)->id;
+    result->tokens.push_back({s.sequence, s.sample_index, **std::move(sampled)});
+  }
+
+  // Constant after construction.
+  const DecoderDescription decoder_;
+  CpuDevice& device_;
+  const KvPoolPlan pool_plan_;
+  const uint32_t block_tokens_;
+  const CpuRunnerOptions options_;
+
+  // Step thread. last_tokens_ belongs to it while a step is launched, else to the holder of mutex_.
+  const std::unique_ptr<ForwardPass> pass_;
+  std::vector<SamplerScratch> scratch_;  // [worker]
+  std::unordered_map<SequenceId, std::optional<TokenId>> last_tokens_;  // nullopt: that step failed for it
+
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::deque<StepPlan> steps_;       // at most kMaxStepsInFlight
+  std::vector<RunnerEvent> events_;  // at most (layers + 1) per step in flight
+  std::deque<std::pair<uint64_t, SequenceId>> forgets_;  // after that many finished steps
+  int in_flight_ = 0;                // launched and not yet polled as StepResult
+  uint64_t launched_ = 0;
+  uint64_t finished_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+CpuModelRunner::CpuModelRunner(std::unique_ptr<Core> core) : core_(std::move(core)) {}
+CpuModelRunner::~CpuModelRunner() = default;
+
+StatusOr<std::unique_ptr<CpuModelRunner>> CpuModelRunner::Create(const LoadedModel& model, CpuDevice& device,
+                                                                 const KvLayout& layout, const KvPoolPlan& pool_plan,
+                                                                 std::span<std::byte> pool,
+                                                                 CpuRunnerOptions options) {
+  BATON_ASSIGN_OR_RETURN(auto pass,
+                         ForwardPass::Create(model, device, layout, pool_plan, pool, options.max_step_tokens));
+  auto core = std::make_unique<Core>(model, device, pool_plan, std::move(options), std::move(pass),
+                                     layout.block_tokens);
+  return std::unique_ptr<CpuModelRunner>(new CpuModelRunner(std::move(core)));
+}
+
+uint64_t CpuModelRunner::WorkspaceBytes(const DecoderDescription& decoder, const CpuRunnerOptions& options) {
+  return ForwardPass::WorkspaceBytes(decoder, options.max_step_tokens);
+}
+
+void CpuModelRunner::Launch(StepPlan plan) { core_->Launch(std::move(plan)); }
+void CpuModelRunner::Poll(std::vector<RunnerEvent>* events) { core_->Poll(events); }
+void CpuModelRunner::Forget(SequenceId sequence) { core_->Forget(sequence); }
+
+Hash128 CpuModelRunner::numeric_identity() const {
+  return HashBytes128(std::as_bytes(std::span(kNumerics)));
+}
+
+}  // namespace baton
