@@ -252,7 +252,6 @@ RequestPtr GetRequest(const wire::Request& from, Checker* check) {
   stop.ignore_eos = from.stop().ignore_eos();
   check->AtLeast("max_tokens", stop.max_tokens, 1);
   check->AtMost("max_tokens", stop.max_tokens, kMaxWireTokens);
-  check->AtMost("min_tokens", stop.min_tokens, stop.max_tokens);
   stop.stop_token_ids = GetTokenIds("stop_token_ids", from.stop().stop_token_ids(), kMaxWireStopIds, check);
   stop.eos_token_ids = GetTokenIds("eos_token_ids", from.stop().eos_token_ids(), kMaxWireStopIds, check);
   request->priority = from.priority();

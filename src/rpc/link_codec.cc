@@ -1,0 +1,307 @@
+// The worker-router protocol. The worker-worker protocol is pair_codec.cc; shared values are value_codec.cc.
+#include "rpc/link_codec.h"
+
+#include <utility>
+
+#include "rpc/value_codec.h"
+
+namespace baton {
+
+namespace {
+using namespace codec;
+
+// ---- child events -----------------------------------------------------------------------------------------
+
+struct EventWriter {
+  wire::ChildEvent* to;
+
+  template <typename Event>
+  void Name(const Event& event) const {
+    Put(event.child, to->mutable_child());
+    to->set_epoch(event.epoch);
+  }
+  void operator()(const TokenEvent& event) const {
+    Name(event);
+    wire::TokenEvent* token = to->mutable_token();
+    token->set_index(event.index);
+    Put(event.token, token->mutable_token());
+    token->set_finish(static_cast<uint32_t>(event.finish));
+  }
+  void operator()(const HandedOff& event) const {
+    Name(event);
+    to->mutable_handed_off();
+  }
+  void operator()(const HandoffFailed& event) const {
+    Name(event);
+    to->mutable_handoff_failed()->set_why(static_cast<uint32_t>(event.why));
+    to->mutable_handoff_failed()->set_detail(CutText(event.detail));
+  }
+  void operator()(const Running& event) const {
+    Name(event);
+    to->mutable_running();
+  }
+  void operator()(const NotHeld& event) const {
+    Name(event);
+    to->mutable_not_held();
+  }
+  void operator()(const ChildFailed& event) const {
+    Name(event);
+    Put(event.why, to->mutable_failed());
+  }
+  void operator()(const ReceiptEvent& event) const {
+    Name(event);
+    const Receipt& from = event.receipt;
+    wire::Receipt* receipt = to->mutable_receipt();
+    receipt->set_queue_ns(from.queue.count());
+    receipt->set_prefill_ns(from.prefill.count());
+    receipt->set_reserve_ns(from.reserve.count());
+    receipt->set_transfer_ns(from.transfer.count());
+    receipt->set_exposed_ns(from.exposed.count());
+    receipt->set_transfer_bytes(from.transfer_bytes);
+    receipt->set_transfer_blocks(from.transfer_blocks);
+    receipt->set_hidden_bytes(from.hidden_bytes);
+    receipt->set_prompt_tokens(from.prompt_tokens);
+    receipt->set_cached_tokens(from.cached_tokens);
+    receipt->set_preemptions(from.preemptions);
+  }
+};
+
+Receipt GetReceipt(const wire::Receipt& from, Checker* check) {
+  for (int64_t ns : {from.queue_ns(), from.prefill_ns(), from.reserve_ns(), from.transfer_ns(), from.exposed_ns()}) {
+    check->NotNegative("receipt", ns);
+  }
+  Receipt receipt;
+  receipt.queue = Duration(from.queue_ns());
+  receipt.prefill = Duration(from.prefill_ns());
+  receipt.reserve = Duration(from.reserve_ns());
+  receipt.transfer = Duration(from.transfer_ns());
+  receipt.exposed = Duration(from.exposed_ns());
+  receipt.transfer_bytes = from.transfer_bytes();
+  receipt.transfer_blocks = from.transfer_blocks();
+  receipt.hidden_bytes = from.hidden_bytes();
+  receipt.prompt_tokens = from.prompt_tokens();
+  receipt.cached_tokens = from.cached_tokens();
+  receipt.preemptions = from.preemptions();
+  return receipt;
+}
+
+ChildEvent GetEvent(const wire::ChildEvent& from, Checker* check) {
+  check->Require("event.child", from.has_child());
+  const ChildId child = GetChild(from.child());
+  const Epoch epoch = from.epoch();
+  switch (from.kind_case()) {
+    case wire::ChildEvent::kToken: {
+      TokenEvent event{child, epoch, from.token().index(), GetToken(from.token().token(), check), {}};
+      event.finish = ToEnum(check, "token.finish", from.token().finish(), FinishReason::kLength);
+      return event;
+    }
+    case wire::ChildEvent::kHandedOff:
+      return HandedOff{child, epoch};
+    case wire::ChildEvent::kHandoffFailed: {
+      const auto& failed = from.handoff_failed();
+      check->AtMost("handoff_failed.detail length", failed.detail().size(), kMaxWireText);
+      return HandoffFailed{child, epoch,
+                           ToEnum(check, "handoff_failed.why", failed.why(), HandoffFailure::kTransfer),
+                           failed.detail()};
+    }
+    case wire::ChildEvent::kRunning:
+      return Running{child, epoch};
+    case wire::ChildEvent::kNotHeld:
+      return NotHeld{child, epoch};
+    case wire::ChildEvent::kFailed: {
+      ChildFailed event{child, epoch, GetStatus(from.failed(), check)};
+      if (event.why.ok()) check->Fail("failed.code", "a failure with code OK");
+      return event;
+    }
+    case wire::ChildEvent::kReceipt:
+      return ReceiptEvent{child, epoch, GetReceipt(from.receipt(), check)};
+    case wire::ChildEvent::KIND_NOT_SET:
+      break;
+  }
+  check->Fail("event", "of no known kind");
+  return NotHeld{};
+}
+
+// ---- heartbeat, cache, hello ------------------------------------------------------------------------------
+
+void Put(const Heartbeat& from, wire::Heartbeat* to) {
+  to->set_steps(from.steps);
+  to->set_step_overdue_in_ns(from.step_overdue_in.count());
+  to->set_draining(from.draining);
+  codec::Put(from.roles, to->mutable_roles());
+  to->set_waiting(from.waiting);
+  to->set_running(from.running);
+  to->set_queued_tokens(from.queued_tokens);
+  to->set_context_tokens(from.context_tokens);
+  to->set_queued_work_ns(from.queued_work.count());
+  to->mutable_free_blocks()->Add(from.free_blocks.begin(), from.free_blocks.end());
+  to->mutable_quarantined_blocks()->Add(from.quarantined_blocks.begin(), from.quarantined_blocks.end());
+  to->mutable_cost()->Add(from.cost.begin(), from.cost.end());
+}
+
+Heartbeat GetHeartbeat(const wire::Heartbeat& from, Checker* check) {
+  Heartbeat beat;
+  beat.steps = from.steps();
+  beat.step_overdue_in = Duration(from.step_overdue_in_ns());
+  beat.draining = from.draining();
+  beat.roles = GetRoles(from.roles());
+  beat.waiting = from.waiting();
+  beat.running = from.running();
+  beat.queued_tokens = from.queued_tokens();
+  beat.context_tokens = from.context_tokens();
+  beat.queued_work = Duration(from.queued_work_ns());
+  check->NotNegative("heartbeat.queued_work", from.queued_work_ns());
+  beat.free_blocks = GetGroupCounts("heartbeat.free_blocks", from.free_blocks(), check);
+  beat.quarantined_blocks = GetGroupCounts("heartbeat.quarantined_blocks", from.quarantined_blocks(), check);
+  check->AtMost("heartbeat.cost", from.cost_size(), kMaxWireCost);
+  if (!check->ok()) return beat;
+  for (double coefficient : from.cost()) check->Finite("heartbeat.cost", coefficient);
+  beat.cost.assign(from.cost().begin(), from.cost().end());
+  return beat;
+}
+
+WorkerHello GetHello(const wire::WorkerHello& from, Checker* check) {
+  WorkerHello hello;
+  check->Require("hello.layout", from.has_layout());
+  hello.self = GetPeer(from.self(), check);
+  hello.roles = GetRoles(from.roles());
+  hello.model = GetModel(from.model(), check);
+  hello.layout = GetLayout(from.layout(), check);
+  hello.num_blocks = GetGroupCounts("hello.num_blocks", from.num_blocks(), check);
+  if (hello.num_blocks.size() != hello.layout.groups.size()) {
+    check->Fail("hello.num_blocks", "has not one number per group of the layout");
+  }
+  hello.numeric = GetHash(from.numeric());
+  hello.max_context_tokens = from.max_context_tokens();
+  hello.submit_credits = from.submit_credits();
+  check->AtLeast("hello.self.process.name length", hello.self.process.name.size(), 1);
+  return hello;
+}
+
+// ---- commands ---------------------------------------------------------------------------------------------
+
+struct CommandWriter {
+  wire::FrontCommand* to;
+
+  void operator()(const FrontHello& hello) const {
+    codec::Put(hello.front, to->mutable_hello()->mutable_front());
+    to->mutable_hello()->set_fingerprint(hello.fingerprint);
+  }
+  void operator()(const PrefillCommand& command) const {
+    wire::PrefillCommand* prefill = to->mutable_prefill();
+    codec::Put(*command.request, prefill->mutable_request());
+    codec::Put(command.progress, prefill->mutable_progress());
+    prefill->set_epoch(command.epoch);
+    codec::Put(command.decode, prefill->mutable_decode());
+  }
+  void operator()(const DecodeCommand& command) const {
+    wire::DecodeCommand* decode = to->mutable_decode();
+    codec::Put(*command.request, decode->mutable_request());
+    codec::Put(command.progress, decode->mutable_progress());
+    decode->set_epoch(command.epoch);
+  }
+  void operator()(const CancelCommand& command) const {
+    codec::Put(command.child, to->mutable_cancel()->mutable_child());
+    to->mutable_cancel()->set_epoch(command.epoch);
+  }
+  void operator()(const AdoptCommand& command) const {
+    codec::Put(command.child, to->mutable_adopt()->mutable_child());
+    to->mutable_adopt()->set_epoch(command.epoch);
+  }
+  void operator()(const DrainCommand&) const { to->mutable_drain(); }
+  void operator()(const CacheResyncCommand&) const { to->mutable_cache_resync(); }
+};
+
+FrontCommand GetCommand(const wire::FrontCommand& in, Checker* check) {
+  switch (in.kind_case()) {
+    case wire::FrontCommand::kHello:
+      return FrontHello{GetProcess(in.hello().front(), check), in.hello().fingerprint()};
+    case wire::FrontCommand::kPrefill: {
+      const wire::PrefillCommand& from = in.prefill();
+      check->AtLeast("prefill.epoch", from.epoch(), 1);
+      return PrefillCommand{GetRequest(from.request(), check), GetProgress(from.progress(), check), from.epoch(),
+                            GetPeer(from.decode(), check)};
+    }
+    case wire::FrontCommand::kDecode: {
+      const wire::DecodeCommand& from = in.decode();
+      check->AtLeast("decode.epoch", from.epoch(), 1);
+      return DecodeCommand{GetRequest(from.request(), check), GetProgress(from.progress(), check), from.epoch()};
+    }
+    case wire::FrontCommand::kCancel:
+      return CancelCommand{GetChild(in.cancel().child()), in.cancel().epoch()};
+    case wire::FrontCommand::kAdopt:
+      return AdoptCommand{GetChild(in.adopt().child()), in.adopt().epoch()};
+    case wire::FrontCommand::kDrain:
+      return DrainCommand{};
+    case wire::FrontCommand::kCacheResync:
+      return CacheResyncCommand{};
+    case wire::FrontCommand::KIND_NOT_SET:
+      break;
+  }
+  check->Fail("command", "of no known kind");
+  return DrainCommand{};
+}
+
+}  // namespace
+
+void Encode(const WorkerMessage& message, wire::WorkerMessage* out) {
+  if (const auto* hello = std::get_if<WorkerHello>(&message)) {
+    wire::WorkerHello* to = out->mutable_hello();
+    codec::Put(hello->self, to->mutable_self());
+    codec::Put(hello->roles, to->mutable_roles());
+    codec::Put(hello->model, to->mutable_model());
+    codec::Put(hello->layout, to->mutable_layout());
+    to->mutable_num_blocks()->Add(hello->num_blocks.begin(), hello->num_blocks.end());
+    codec::Put(hello->numeric, to->mutable_numeric());
+    to->set_max_context_tokens(hello->max_context_tokens);
+    to->set_submit_credits(hello->submit_credits);
+    return;
+  }
+  const auto& batch = std::get<WorkerBatch>(message);
+  wire::WorkerBatch* to = out->mutable_batch();
+  for (const ChildEvent& event : batch.events) std::visit(EventWriter{to->add_events()}, event);
+  Put(batch.heartbeat, to->mutable_heartbeat());
+  to->mutable_cache()->set_sequence(batch.cache.sequence);
+  to->mutable_cache()->set_snapshot(batch.cache.snapshot);
+  codec::Put(batch.cache.stored, to->mutable_cache()->mutable_stored());
+  codec::Put(batch.cache.removed, to->mutable_cache()->mutable_removed());
+}
+
+void Encode(const FrontCommand& command, wire::FrontCommand* out) { std::visit(CommandWriter{out}, command); }
+
+StatusOr<WorkerMessage> Decode(const wire::WorkerMessage& in) {
+  Checker check;
+  WorkerMessage out;
+  switch (in.kind_case()) {
+    case wire::WorkerMessage::kHello:
+      out = GetHello(in.hello(), &check);
+      break;
+    case wire::WorkerMessage::kBatch: {
+      WorkerBatch batch;
+      batch.events.reserve(in.batch().events_size());
+      for (const wire::ChildEvent& event : in.batch().events()) batch.events.push_back(GetEvent(event, &check));
+      check.Require("batch.heartbeat", in.batch().has_heartbeat());
+      batch.heartbeat = GetHeartbeat(in.batch().heartbeat(), &check);
+      batch.cache.sequence = in.batch().cache().sequence();
+      batch.cache.snapshot = in.batch().cache().snapshot();
+      batch.cache.stored = GetHashes("cache.stored", in.batch().cache().stored(), &check);
+      batch.cache.removed = GetHashes("cache.removed", in.batch().cache().removed(), &check);
+      out = std::move(batch);
+      break;
+    }
+    case wire::WorkerMessage::KIND_NOT_SET:
+      check.Fail("message", "of no known kind");
+      break;
+  }
+  if (!check.ok()) return check.status().Annotate("worker message");
+  return out;
+}
+
+StatusOr<FrontCommand> Decode(const wire::FrontCommand& in) {
+  Checker check;
+  FrontCommand out = GetCommand(in, &check);
+  if (!check.ok()) return check.status().Annotate("router command");
+  return out;
+}
+
+}  // namespace baton
