@@ -15,7 +15,7 @@ import tempfile
 
 # The pure modules: state machines that a simulator runs, so they see no device, no bytes on a wire, no kernel.
 PURE_BELOW_SCHED = {"include", "base", "kv", "text", "cost"}
-PURE_BELOW_ENGINE = {"include", "base", "kv", "sched", "handoff"}
+PURE_BELOW_ENGINE = {"include", "base", "kv", "cost", "sched", "handoff"}
 PURE_BELOW_FRONT = {"include", "base", "text", "cost", "route"}
 PURE = PURE_BELOW_SCHED | PURE_BELOW_ENGINE | PURE_BELOW_FRONT | {"engine", "front"}
 

@@ -10,6 +10,7 @@
 // equal. Equal inputs give equal placements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -38,7 +39,8 @@ struct RouterOptions {
   double local_margin_fraction = 0.25;  // of the predicted time through P
   // A heartbeat that arrives later than this after a dispatch is taken to include the dispatched work.
   Duration confirm_after = std::chrono::milliseconds(20);
-  // Priors for workers that have not measured yet.
+  // Priors for workers that have not measured yet: seconds of a step, see cost.
+  std::array<double, 5> cost_prior = {1e-3, 5e-4, 0, 5e-3, 1e-6};
   double link_bytes_per_second = 2e9;
   double link_latency_seconds = 0.0005;
   uint32_t expected_answer_tokens = 128;  // when max_tokens allows more

@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "text/utf8.h"
@@ -76,8 +77,12 @@ StatusOr<size_t> TranslateEscape(std::string_view pattern, size_t at, bool in_cl
         return Unlike(pattern, std::string("\\") + c);
       }
   }
-  *out += pattern.substr(at, 2);
-  return at + 2;
+  size_t end = at + 2;
+  if (pattern.substr(end, 1) == "{" && std::string_view("xpP").find(c) != std::string_view::npos) {
+    end = std::min(pattern.find('}', end), pattern.size() - 1) + 1;
+  }
+  *out += pattern.substr(at, end - at);
+  return end;
 }
 
 bool GroupIsAlike(std::string_view rest) {  // rest begins after "(?"

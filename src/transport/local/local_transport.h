@@ -23,9 +23,10 @@ class LocalFabric {
   LocalFabric(const LocalFabric&) = delete;
   LocalFabric& operator=(const LocalFabric&) = delete;
 
- private:
-  friend class LocalTransport;
   struct State;
+  const std::shared_ptr<State>& state() const { return state_; }  // of the transports, opaque to others
+
+ private:
   std::shared_ptr<State> state_;
 };
 
@@ -36,8 +37,8 @@ struct LocalOptions {
 
 class LocalTransport : public KvTransport {
  public:
-  // `waker` is woken after every event and must outlive the transport.
-  LocalTransport(LocalFabric& fabric, LocalOptions options, Waker* waker);
+  // `waker` is woken after every event; it must outlive the transport, the fabric need not.
+  LocalTransport(const LocalFabric& fabric, LocalOptions options, Waker* waker);
   ~LocalTransport() override;  // peers see this process as gone
 
   std::string_view name() const override { return "local"; }

@@ -30,6 +30,8 @@ struct UcxOptions {
   uint32_t max_inbound_links = 1024;
 };
 
+class UcxEngine;
+
 class UcxTransport : public KvTransport {
  public:
   // Fails with what to do if UCX or the wanted transport is not usable here. `waker` is woken after every event
@@ -52,9 +54,8 @@ class UcxTransport : public KvTransport {
   TransportCounters counters() const;
 
  private:
-  class Engine;
-  explicit UcxTransport(std::unique_ptr<Engine> engine);
-  std::unique_ptr<Engine> engine_;
+  explicit UcxTransport(std::unique_ptr<UcxEngine> engine);
+  std::unique_ptr<UcxEngine> engine_;
 };
 
 }  // namespace baton
