@@ -1,0 +1,135 @@
+#include "front/sessions.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "baton/check.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kMaxNameBytes = 128;
+constexpr uint32_t kMaxBlockTokens = 4096;
+constexpr size_t kMaxGroups = 64;
+
+Status CheckLayout(const WorkerHello& h) {
+  const KvLayout& layout = h.layout;
+  if (layout.block_tokens == 0 || layout.block_tokens > kMaxBlockTokens || layout.block_tokens % kPageTokens != 0) {
+    return InvalidArgumentError(fmt::format("hello: blocks of {} tokens; a multiple of {} up to {} is needed",
+                                            layout.block_tokens, kPageTokens, kMaxBlockTokens));
+  }
+  if (layout.groups.empty() || layout.groups.size() > kMaxGroups || layout.groups.size() != h.num_blocks.size()) {
+    return InvalidArgumentError(fmt::format("hello: {} KV groups and {} pools; equal numbers from 1 to {} are needed",
+                                            layout.groups.size(), h.num_blocks.size(), kMaxGroups));
+  }
+  for (const KvGroup& g : layout.groups) {
+    if (g.num_layers == 0 || g.num_layers > 4096 || g.num_kv_heads == 0 || g.num_kv_heads > 65536 ||
+        g.head_dim == 0 || g.head_dim > 65536 || g.head_dim % 2 != 0) {
+      return InvalidArgumentError("hello: a KV group of " + std::to_string(g.num_layers) + " layers, " +
+                                  std::to_string(g.num_kv_heads) + " heads, head_dim " + std::to_string(g.head_dim));
+    }
+    if (g.dtype != DType::kF32 && g.dtype != DType::kF16 && g.dtype != DType::kBF16) {
+      return InvalidArgumentError("hello: KV of a quantised type is not known here");
+    }
+  }
+  return OkStatus();
+}
+
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+}  // namespace
+
+Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) const {
+  const std::string& name = hello.self.process.name;
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return InvalidArgumentError(fmt::format("hello: a worker name of {} bytes; 1 to {} are needed", name.size(), kMaxNameBytes));
+  }
+  if (Status s = CheckLayout(hello); !s.ok()) return s;
+  if (hello.model.weights != options.model.weights) {
+    return FailedPreconditionError(fmt::format("worker {} has model \"{}\" ({:016x}), this router serves \"{}\" ({:016x})", name,
+                                               hello.model.name, hello.model.weights.low, options.model.name,
+                                               options.model.weights.low));
+  }
+  const auto seen = highest_.find(name);
+  if (seen != highest_.end()) {
+    const Incarnation& mine = hello.self.process.incarnation;
+    if (mine.counter < seen->second.counter ||
+        (mine.counter == seen->second.counter && mine.random != seen->second.random)) {
+      return FailedPreconditionError(fmt::format("superseded: worker {} is known here with incarnation {}, this is {}", name,
+                                                 seen->second.counter, mine.counter));
+    }
+  } else if (highest_.size() >= kMaxWorkers * 4) {
+    return ResourceExhaustedError(fmt::format("{} worker names were seen; no more are admitted", highest_.size()));
+  }
+  if (by_worker_.size() >= kMaxWorkers && !by_name_.contains(name)) {
+    return ResourceExhaustedError(fmt::format("{} workers are connected, at most {}", by_worker_.size(), kMaxWorkers));
+  }
+  return OkStatus();
+}
+
+const WorkerSession* Sessions::EndedBy(const WorkerHello& hello) const {
+  const auto it = by_name_.find(hello.self.process.name);
+  return it == by_name_.end() ? nullptr : Find(it->second);
+}
+
+void Sessions::Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimePoint now, Duration hung_after) {
+  WorkerSession s;
+  s.link = link;
+  s.worker = worker;
+  s.self = hello.self;
+  s.host = HostOf(hello.self.address);
+  s.heard = now;
+  s.expires = now + hung_after;
+  next_check_ = std::min(next_check_, s.expires);
+  BATON_CHECK(by_name_.emplace(hello.self.process.name, worker).second, "two sessions of one worker name");
+  BATON_CHECK(by_link_.emplace(link, worker).second, "a link is up twice");
+  highest_[hello.self.process.name] = hello.self.process.incarnation;
+  by_worker_.emplace(worker, std::move(s));
+}
+
+void Sessions::Remove(WorkerId worker) {
+  const auto it = by_worker_.find(worker);
+  if (it == by_worker_.end()) return;
+  by_link_.erase(it->second.link);
+  by_name_.erase(it->second.self.process.name);
+  by_worker_.erase(it);
+}
+
+WorkerSession* Sessions::Find(LinkId link) {
+  const auto it = by_link_.find(link);
+  return it == by_link_.end() ? nullptr : &by_worker_.at(it->second);
+}
+
+const WorkerSession* Sessions::Find(WorkerId worker) const {
+  const auto it = by_worker_.find(worker);
+  return it == by_worker_.end() ? nullptr : &it->second;
+}
+
+void Sessions::OnHeartbeat(WorkerSession* session, const Heartbeat& heartbeat, TimePoint now, Duration hung_after) {
+  session->heard = now;
+  session->steps = heartbeat.steps;
+  // A running step has a deadline of its own, from its prediction (L4); negative: it has passed.
+  const Duration step = std::min<Duration>(heartbeat.step_overdue_in, std::chrono::minutes(10));
+  session->expires = step < Duration::zero() ? now : now + std::max(hung_after, step);
+  next_check_ = std::min(next_check_, session->expires);
+}
+
+std::vector<WorkerId> Sessions::Expired(TimePoint now) const {
+  std::vector<WorkerId> out;
+  for (const auto& [id, s] : by_worker_) {
+    if (s.expires <= now) out.push_back(id);
+  }
+  return out;
+}
+
+void Sessions::Rescan() {
+  next_check_ = kNever;
+  for (const auto& [id, s] : by_worker_) next_check_ = std::min(next_check_, s.expires);
+}
+
+void Sessions::Send(WorkerId worker, FrontCommand command, FrontOutput* out) const {
+  if (const WorkerSession* s = Find(worker)) out->to_workers.emplace_back(s->link, std::move(command));
+}
+
+}  // namespace baton

@@ -1,0 +1,70 @@
+// Which worker holds which page of which prefix: hash -> holders, fed by the workers' own cache events.
+//
+// Always true: a lookup never iterates the table; holders of a page are ascending slots without duplicates.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "baton/ids.h"
+
+namespace baton {
+
+class HolderIndex {
+ public:
+  using Slot = uint32_t;  // a worker as the Router stores it, reused after DropHolder
+
+  void Add(const Hash128& page, Slot slot);
+  void Remove(const Hash128& page, Slot slot);
+  void DropHolder(Slot slot);  // costs as many steps as it holds pages
+  uint64_t pages_of(Slot slot) const { return slot < logs_.size() ? logs_[slot].live : 0; }
+  uint64_t num_pages() const { return table_.size(); }
+
+  // Leading pages of the chain that each slot holds, into (*depth)[slot]; slots that hold none keep 0. `touched`
+  // gets the slots with a depth. Both are cleared first; `depth` has room for every slot afterwards.
+  //
+  // Workers evict leaf first, so that the holders along a chain are nested sets and their number falls: it is
+  // enough to look at the pages where the number changes, found by bisection (a few probes for hundreds of
+  // pages). Where events in flight break the nesting, the depth of a worker is an estimate.
+  void Match(std::span<const Hash128> chain, std::vector<uint32_t>* depth, std::vector<Slot>* touched) const;
+
+ private:
+  // Few holders lie inside, more in a vector of their own.
+  struct Holders {
+    std::array<Slot, 3> few{};
+    uint32_t count = 0;
+    std::unique_ptr<std::vector<Slot>> many;
+    std::span<const Slot> all() const {
+      return many ? std::span<const Slot>(*many) : std::span<const Slot>(few.data(), count);
+    }
+    bool Insert(Slot slot);  // false: it was there
+    bool Erase(Slot slot);   // false: it was not
+  };
+  struct HashOf {
+    size_t operator()(const Hash128& h) const { return h.low; }
+  };
+  // What a slot ever stored, to find its pages again without a walk over the table; compacted when it grows
+  // beyond twice what the slot holds.
+  struct Log {
+    std::vector<Hash128> stored;
+    uint64_t live = 0;
+  };
+  const Holders* Find(const Hash128& page) const {
+    const auto it = table_.find(page);
+    return it == table_.end() ? nullptr : &it->second;
+  }
+  uint32_t Count(const Hash128& page) const {
+    const Holders* h = Find(page);
+    return h == nullptr ? 0 : h->count;
+  }
+  void Compact(Slot slot);
+
+  std::unordered_map<Hash128, Holders, HashOf> table_;
+  std::vector<Log> logs_;
+};
+
+}  // namespace baton

@@ -1,0 +1,489 @@
+#include "route/router.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+
+#include "base/rng.h"
+#include "baton/check.h"
+#include "route/holder_index.h"
+#include "route/worker_view.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kBest = 8;  // candidates of each side that are paired
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr Duration kRetrySoon = std::chrono::milliseconds(200);
+constexpr Duration kRetryLater = std::chrono::seconds(1);
+
+// A worker and what choosing it would cost in seconds.
+struct Candidate {
+  uint32_t slot = 0;
+  double seconds = kInfinity;
+  uint64_t tie = 0;  // random: equal candidates do not all go to the lowest slot
+};
+bool Better(const Candidate& a, const Candidate& b) {
+  if (a.seconds != b.seconds) return a.seconds < b.seconds;
+  if (a.tie != b.tie) return a.tie < b.tie;
+  return a.slot < b.slot;
+}
+// The best kBest, unordered until Sort.
+class Shortlist {
+ public:
+  void Offer(const Candidate& c) {
+    if (size_ < kBest) {
+      best_[size_++] = c;
+      if (size_ == kBest) std::make_heap(best_.begin(), best_.end(), Better);
+    } else if (Better(c, best_[0])) {
+      std::pop_heap(best_.begin(), best_.end(), Better);
+      best_.back() = c;
+      std::push_heap(best_.begin(), best_.end(), Better);
+    }
+  }
+  std::span<const Candidate> all() const { return {best_.data(), size_}; }
+
+ private:
+  std::array<Candidate, kBest> best_;
+  size_t size_ = 0;
+};
+
+}  // namespace
+
+struct Router::State {
+  explicit State(RouterOptions o) : options(o), rng(o.seed) {}
+
+  RouterOptions options;
+  Rng rng;
+  std::vector<std::optional<WorkerView>> workers;  // by slot
+  std::vector<uint32_t> free_slots;
+  std::vector<CompatibilityClass> classes;  // who may pair with whom; grows only
+  std::map<WorkerId, uint32_t> slot_of;
+  uint64_t next_id = 1;
+  HolderIndex holders;
+  struct Entry {
+    Placement placement;
+    LedgerShare decode_share;   // counted at D of a pair
+    bool prefill_open = false;  // the credit is out
+    bool decode_open = false;
+  };
+  std::map<std::pair<ChildId, Epoch>, Entry> ledger;
+
+  // Scratch of Place.
+  std::vector<uint32_t> depth;  // [slot] leading pages held
+  std::vector<HolderIndex::Slot> touched;
+
+  WorkerView* Find(WorkerId id) {
+    const auto it = slot_of.find(id);
+    return it == slot_of.end() ? nullptr : &*workers[it->second];
+  }
+  uint32_t ClassOf(const WorkerHello& hello);
+  void MatchPrefixes(const PlaceQuery& query);
+  bool NamedAway(const WorkerView& w, const std::string& asked) const {
+    return !asked.empty() && w.hello.self.process.name != asked;
+  }
+  bool Excluded(const WorkerView& w, const PlaceQuery& q) const {
+    return w.heartbeat.draining || (q.excluded != nullptr && q.excluded->contains(w.id));
+  }
+  // The chain counts full pages of the whole prompt; at least one token is always computed.
+  uint32_t Cached(uint32_t slot, const PlaceQuery& q) const {
+    const uint32_t held = (slot < depth.size() ? depth[slot] : 0) * kPageTokens;
+    return std::min(held, q.prompt_tokens - 1);
+  }
+  uint32_t ExpectedAnswer(const PlaceQuery& q) const {
+    return std::max<uint32_t>(1, std::min(q.answer_tokens, options.expected_answer_tokens));
+  }
+  // Seconds until an answer of D's would be decoded, once its KV is there: blocks, steps, what disturbs them.
+  double DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const;
+  double Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds, const PlaceQuery& q) const;
+
+  struct Choice {
+    double score = kInfinity;
+    Placement placement;
+  };
+  struct Blocked {
+    bool no_credit = false;      // someone was passed over for its credits alone
+    Duration soonest = kRetryLater;
+  };
+  Choice BestPair(const PlaceQuery& q, TimePoint now, Blocked* blocked);
+  Choice BestLocal(const PlaceQuery& q, TimePoint now, Blocked* blocked);
+  bool AnyoneHolds(const PlaceQuery& q) const;
+};
+
+Router::Router(RouterOptions options) : state_(std::make_unique<State>(options)) {}
+Router::~Router() = default;
+
+// ---- membership and facts -----------------------------------------------------------------------
+
+uint32_t Router::State::ClassOf(const WorkerHello& hello) {
+  CompatibilityClass c{hello.model.weights, hello.numeric, hello.layout};
+  const auto it = std::find(classes.begin(), classes.end(), c);
+  if (it != classes.end()) return static_cast<uint32_t>(it - classes.begin());
+  classes.push_back(std::move(c));
+  return static_cast<uint32_t>(classes.size() - 1);
+}
+
+WorkerId Router::AddWorker(const WorkerHello& hello, TimePoint now) {
+  State& s = *state_;
+  uint32_t slot;
+  if (s.free_slots.empty()) {
+    slot = static_cast<uint32_t>(s.workers.size());
+    s.workers.emplace_back();
+  } else {
+    slot = s.free_slots.back();
+    s.free_slots.pop_back();
+  }
+  const WorkerId id{s.next_id++};
+  s.workers[slot].emplace(id, hello, s.ClassOf(hello), s.options.cost_prior, now);
+  s.slot_of.emplace(id, slot);
+  return id;
+}
+
+void Router::RemoveWorker(WorkerId id) {
+  State& s = *state_;
+  const auto it = s.slot_of.find(id);
+  if (it == s.slot_of.end()) return;
+  const uint32_t slot = it->second;
+  s.holders.DropHolder(slot);
+  s.workers[slot].reset();
+  s.free_slots.push_back(slot);
+  s.slot_of.erase(it);
+}
+
+void Router::OnHeartbeat(WorkerId id, const Heartbeat& heartbeat, TimePoint now) {
+  if (WorkerView* w = state_->Find(id)) w->OnHeartbeat(heartbeat, now, state_->options.confirm_after);
+}
+
+bool Router::OnCacheEvents(WorkerId id, const CacheEvents& events) {
+  State& s = *state_;
+  WorkerView* w = s.Find(id);
+  if (w == nullptr || events.sequence == 0) return true;
+  const uint32_t slot = s.slot_of.at(id);
+  if (events.snapshot) {
+    s.holders.DropHolder(slot);
+    w->cache_known = true;
+    w->resync_asked = false;
+  } else if (w->resync_asked) {
+    return true;
+  } else if (!w->cache_known || events.sequence != w->cache_sequence + 1) {
+    s.holders.DropHolder(slot);
+    w->cache_known = false;
+    w->resync_asked = true;
+    return false;
+  }
+  w->cache_sequence = events.sequence;
+  for (const Hash128& page : events.removed) s.holders.Remove(page, slot);
+  for (const Hash128& page : events.stored) s.holders.Add(page, slot);
+  return true;
+}
+
+// ---- decisions ----------------------------------------------------------------------------------
+
+void Router::State::MatchPrefixes(const PlaceQuery& query) {
+  for (const HolderIndex::Slot slot : touched) depth[slot] = 0;
+  touched.clear();
+  if (query.pages == nullptr) return;
+  // A page's hash covers the numeric identity, so each chain finds only workers of its own kind.
+  std::vector<HolderIndex::Slot> found;
+  for (const auto& [numeric, chain] : *query.pages) {
+    found.clear();
+    holders.Match(chain, &depth, &found);
+    touched.insert(touched.end(), found.begin(), found.end());
+  }
+}
+
+double Router::State::DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const {
+  const uint32_t expected = ExpectedAnswer(q);
+  const uint32_t batch = w.heartbeat.running + w.inbound_sequences + 1;
+  const uint64_t context = w.heartbeat.context_tokens + w.inbound_tokens + q.prompt_tokens + expected / 2;
+  *step = w.DecodeStep(batch, context);
+  double seconds = expected * *step;
+  // While its own prompts are computed, an answer there advances at most once a chunk.
+  seconds += w.QueuedSeconds(now);
+  // Blocks that are missing now come free as answers end.
+  const uint32_t need = w.hello.layout.BlocksFor(uint64_t{q.prompt_tokens} + expected);
+  for (size_t g = 0; g < w.hello.num_blocks.size(); ++g) {
+    const uint32_t free = w.FreeBlocks(g);
+    if (free >= need) continue;
+    const double used = std::max<double>(1, static_cast<double>(w.hello.num_blocks[g]) - free);
+    seconds += (need - free) / used * options.expected_answer_tokens * *step * std::max<uint32_t>(1, batch - 1);
+  }
+  return seconds;
+}
+
+double Router::State::Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds,
+                              const PlaceQuery& q) const {
+  // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
+  uint32_t layers = 1;
+  for (const KvGroup& g : d.hello.layout.groups) layers = std::max(layers, g.num_layers);
+  const double bytes = static_cast<double>(q.prompt_tokens - cached_on_d) * d.bytes_per_token;
+  const double hidden = prefill_seconds * (layers - 1) / layers;
+  const double on_wire = bytes / options.link_bytes_per_second;
+  return options.link_latency_seconds + std::max(on_wire - hidden, on_wire / layers);
+}
+
+Router::State::Choice Router::State::BestPair(const PlaceQuery& q, TimePoint now, Blocked* blocked) {
+  Choice best;
+  for (uint32_t cls = 0; cls < classes.size(); ++cls) {
+    Shortlist writers, readers;
+    for (uint32_t slot = 0; slot < workers.size(); ++slot) {
+      if (!workers[slot] || workers[slot]->compatibility != cls) continue;
+      const WorkerView& w = *workers[slot];
+      if (Excluded(w, q)) continue;
+      if (w.roles().prefill && !NamedAway(w, q.prefill_worker) && w.Holds(q.prompt_tokens, 1)) {
+        const double seconds = w.QueuedSeconds(now) + w.Prefill(q.prompt_tokens - Cached(slot, q), Cached(slot, q));
+        if (w.CreditsLeft() > 0) {
+          writers.Offer({slot, seconds, rng.Next()});
+        } else {
+          blocked->no_credit = true;
+          blocked->soonest = std::min(blocked->soonest, std::max(kRetrySoon, FromSeconds(w.QueuedSeconds(now))));
+        }
+      }
+      const bool reader = w.roles().decode && !NamedAway(w, q.decode_worker) &&
+                          (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id));
+      if (reader && w.Holds(q.prompt_tokens, q.answer_tokens)) {
+        double step = 0;
+        readers.Offer({slot, DecodeSeconds(w, q, now, &step), rng.Next()});
+      }
+    }
+    for (const Candidate& p : writers.all()) {
+      const uint32_t cached = Cached(p.slot, q);
+      const double prefill = workers[p.slot]->Prefill(q.prompt_tokens - cached, cached);
+      for (const Candidate& d : readers.all()) {
+        if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
+        const double exposed = Exposed(*workers[d.slot], Cached(d.slot, q), prefill, q);
+        const double score = p.seconds + exposed + d.seconds;
+        if (score > best.score) continue;
+        if (score == best.score && rng.Chance(0.5)) continue;
+        best.score = score;
+        Placement& out = best.placement;
+        out.mode = Placement::Mode::kDisaggregated;
+        out.prefill = workers[p.slot]->id;
+        out.decode = workers[d.slot]->id;
+        out.ttft_seconds = p.seconds;
+        out.exposed_seconds = exposed;
+        out.cached_tokens = cached;
+        DecodeSeconds(*workers[d.slot], q, now, &out.step_seconds);
+      }
+    }
+  }
+  return best;
+}
+
+Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint now, Blocked* blocked) {
+  Choice best;
+  Candidate winner;
+  for (uint32_t slot = 0; slot < workers.size(); ++slot) {
+    if (!workers[slot]) continue;
+    const WorkerView& w = *workers[slot];
+    if (Excluded(w, q) || !w.roles().decode || NamedAway(w, q.decode_worker)) continue;
+    if (!w.Holds(q.prompt_tokens, q.answer_tokens)) continue;
+    if (w.CreditsLeft() == 0) {
+      blocked->no_credit = true;
+      blocked->soonest = std::min(blocked->soonest, std::max(kRetrySoon, FromSeconds(w.QueuedSeconds(now))));
+      continue;
+    }
+    const uint32_t cached = Cached(slot, q);
+    const double prefill = w.Prefill(q.prompt_tokens - cached, cached);
+    double step = 0;
+    // A prompt computed here holds up every answer that runs here.
+    const double disturbed = 0.1 * w.heartbeat.running * prefill;
+    const Candidate c{slot, DecodeSeconds(w, q, now, &step) + prefill + disturbed, rng.Next()};
+    if (!Better(c, winner)) continue;
+    winner = c;
+    best.score = c.seconds;
+    Placement& out = best.placement;
+    out.mode = Placement::Mode::kLocal;
+    out.prefill = WorkerId{};
+    out.decode = w.id;
+    out.ttft_seconds = w.QueuedSeconds(now) + prefill;
+    out.step_seconds = step;
+    out.cached_tokens = cached;
+  }
+  return best;
+}
+
+bool Router::State::AnyoneHolds(const PlaceQuery& q) const {
+  return std::any_of(workers.begin(), workers.end(),
+                     [&](const auto& w) { return w && w->Holds(q.prompt_tokens, q.answer_tokens); });
+}
+
+std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoint now) {
+  State& s = *state_;
+  BATON_CHECK(query.prompt_tokens > 0);
+  const uint64_t total = uint64_t{query.prompt_tokens} + query.answer_tokens;
+  if (!s.slot_of.empty() && !s.AnyoneHolds(query)) {
+    return Refusal{Refusal::Why::kNeverFits,
+                   InvalidArgumentError("prompt of " + std::to_string(query.prompt_tokens) + " tokens plus max_tokens " +
+                                        std::to_string(query.answer_tokens) + " is " + std::to_string(total) +
+                                        " tokens: the largest worker here holds " + std::to_string(LargestRequest())),
+                   {}};
+  }
+  s.MatchPrefixes(query);
+  State::Blocked blocked;
+  State::Choice pair, local;
+  if (query.hint != PlacementHint::kColocated) pair = s.BestPair(query, now, &blocked);
+  if (query.hint != PlacementHint::kDisaggregated) local = s.BestLocal(query, now, &blocked);
+
+  const bool has_pair = pair.score < kInfinity, has_local = local.score < kInfinity;
+  if (!has_pair && !has_local) {
+    if (blocked.no_credit) {
+      return Refusal{Refusal::Why::kNoCredit, ResourceExhaustedError("every fit worker has as much work as it admits"),
+                     blocked.soonest};
+    }
+    const bool asked = query.hint != PlacementHint::kAuto || !query.prefill_worker.empty() || !query.decode_worker.empty();
+    if (asked && !s.slot_of.empty()) {
+      return Refusal{Refusal::Why::kNotAllowed,
+                     UnavailableError("no live workers fit the placement that was asked for (mode, prefill_worker \"" +
+                                      query.prefill_worker + "\", decode_worker \"" + query.decode_worker + "\")"),
+                     kRetryLater};
+    }
+    return Refusal{Refusal::Why::kNoWorker,
+                   UnavailableError("no live worker admits requests (" + std::to_string(s.slot_of.size()) +
+                                    " connected): a decode worker is needed"),
+                   kRetryLater};
+  }
+  if (!has_pair) {
+    local.placement.why = query.hint == PlacementHint::kColocated ? Placement::Why::kAsked : Placement::Why::kNoPrefill;
+    return local.placement;
+  }
+  if (!has_local) {
+    pair.placement.why = query.hint == PlacementHint::kDisaggregated ? Placement::Why::kAsked : Placement::Why::kPredicted;
+    return pair.placement;
+  }
+  if (query.prompt_tokens - local.placement.cached_tokens <= s.options.local_below_tokens &&
+      local.score <= pair.score + Seconds(s.options.local_margin)) {
+    local.placement.why = Placement::Why::kShortPrompt;
+    return local.placement;
+  }
+  // A worker that prefills anyway takes prompts on its merits; a dedicated decode worker only when it pays.
+  const bool dedicated = !s.Find(local.placement.decode)->roles().prefill;
+  const double margin = dedicated ? Seconds(s.options.local_margin) +
+                                        s.options.local_margin_fraction * pair.placement.ttft_seconds
+                                  : 0;
+  return local.score + margin <= pair.score ? local.placement : pair.placement;
+}
+
+bool Router::HasCredit() const {
+  return std::any_of(state_->workers.begin(), state_->workers.end(), [](const auto& w) {
+    return w && !w->heartbeat.draining && w->CreditsLeft() > 0 && (w->roles().prefill || w->roles().decode);
+  });
+}
+
+uint64_t Router::LargestRequest() const {
+  uint64_t largest = 0;
+  for (const auto& w : state_->workers) {
+    if (w) largest = std::max(largest, w->Capacity());
+  }
+  return largest;
+}
+
+std::vector<Hash128> Router::numerics() const {
+  std::set<Hash128> found;
+  for (const auto& w : state_->workers) {
+    if (w) found.insert(w->hello.numeric);
+  }
+  return {found.begin(), found.end()};
+}
+
+// ---- ledger -------------------------------------------------------------------------------------
+
+void Router::Dispatched(ChildId child, Epoch epoch, const Placement& placement, const PlaceQuery& query,
+                        TimePoint now) {
+  State& s = *state_;
+  State::Entry e;
+  e.placement = placement;
+  const bool pair = placement.mode == Placement::Mode::kDisaggregated;
+  const uint32_t blocks_ahead = s.ExpectedAnswer(query);
+  const auto share = [&](const WorkerView& w, bool prefills, bool decodes) {
+    LedgerShare out;
+    if (prefills) out.seconds = w.Prefill(query.prompt_tokens - placement.cached_tokens, placement.cached_tokens);
+    out.sequences = decodes ? 1 : 0;
+    out.tokens = decodes ? query.prompt_tokens : 0;
+    out.blocks = w.hello.layout.BlocksFor(uint64_t{query.prompt_tokens} + (decodes ? blocks_ahead : 0));
+    return out;
+  };
+  if (WorkerView* w = s.Find(pair ? placement.prefill : placement.decode)) {
+    e.prefill_open = true;
+    ++w->credits_used;
+    w->Expect(share(*w, true, !pair), now);
+  }
+  if (WorkerView* w = pair ? s.Find(placement.decode) : nullptr) {
+    e.decode_share = share(*w, false, true);
+    e.decode_open = true;
+    w->Promise(e.decode_share);
+  }
+  BATON_CHECK(s.ledger.emplace(std::pair(child, epoch), std::move(e)).second, "epoch dispatched twice");
+}
+
+void Router::PrefillEnded(ChildId child, Epoch epoch) {
+  State& s = *state_;
+  const auto it = s.ledger.find({child, epoch});
+  if (it == s.ledger.end() || it->second.placement.mode != Placement::Mode::kDisaggregated) return;
+  State::Entry& e = it->second;
+  WorkerView* p = s.Find(e.placement.prefill);
+  if (p != nullptr && e.prefill_open) --p->credits_used;
+  WorkerView* d = s.Find(e.placement.decode);
+  if (d != nullptr && e.decode_open) d->Release(e.decode_share);
+  e.prefill_open = e.decode_open = false;
+}
+
+void Router::Ended(ChildId child, Epoch epoch) {
+  State& s = *state_;
+  const auto it = s.ledger.find({child, epoch});
+  if (it == s.ledger.end()) return;
+  State::Entry& e = it->second;
+  const bool pair = e.placement.mode == Placement::Mode::kDisaggregated;
+  WorkerView* p = s.Find(pair ? e.placement.prefill : e.placement.decode);
+  if (p != nullptr && e.prefill_open) --p->credits_used;
+  WorkerView* d = pair ? s.Find(e.placement.decode) : nullptr;
+  if (d != nullptr && e.decode_open) d->Release(e.decode_share);
+  s.ledger.erase(it);
+}
+
+// ---- views --------------------------------------------------------------------------------------
+
+const WorkerHello* Router::hello(WorkerId id) const {
+  const WorkerView* w = state_->Find(id);
+  return w == nullptr ? nullptr : &w->hello;
+}
+
+size_t Router::num_workers() const { return state_->slot_of.size(); }
+
+std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
+  std::vector<WorkerSnapshot> out;
+  for (const auto& [id, slot] : state_->slot_of) {
+    const WorkerView& w = *state_->workers[slot];
+    WorkerSnapshot one;
+    one.id = id;
+    one.process = w.hello.self.process;
+    one.address = w.hello.self.address;
+    one.roles = w.roles();
+    one.model = w.hello.model.name;
+    one.layout = w.hello.layout;
+    one.draining = w.heartbeat.draining;
+    one.heard_ago = now - w.heard;
+    one.heartbeat = w.heartbeat;
+    one.num_blocks = w.hello.num_blocks;
+    one.max_context_tokens = w.hello.max_context_tokens;
+    one.credits = w.hello.submit_credits;
+    one.credits_used = w.credits_used;
+    one.cached_pages = state_->holders.pages_of(slot);
+    one.cache_known = w.cache_known;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::string_view Name(Placement::Why why) {
+  switch (why) {
+    case Placement::Why::kPredicted: return "predicted";
+    case Placement::Why::kShortPrompt: return "short prompt";
+    case Placement::Why::kNoPrefill: return "no prefill worker";
+    case Placement::Why::kAsked: return "asked for";
+  }
+  return "unknown";
+}
+
+}  // namespace baton

@@ -1,0 +1,131 @@
+// One worker as the Router sees it: what it said, projected to now, plus what was dispatched to it since.
+//
+// Always true: unconfirmed work leaves the view exactly once, by confirmation or with its worker; promised work
+// by Release. Sums never wrap.
+#pragma once
+
+#include <algorithm>
+#include <deque>
+
+#include "baton/check.h"
+#include "baton/clock.h"
+#include "baton/front_link.h"
+#include "cost/cost_model.h"
+#include "route/router.h"
+
+namespace baton {
+
+// Workers of one class may hand off to each other: blocks go byte for byte, and mean the same tokens' KV.
+struct CompatibilityClass {
+  Hash128 weights;
+  Hash128 numeric;
+  KvLayout layout;
+  friend bool operator==(const CompatibilityClass&, const CompatibilityClass&) = default;
+};
+
+// What one dispatch adds to one worker until the worker reports it.
+struct LedgerShare {
+  double seconds = 0;  // of prefill
+  uint32_t sequences = 0;
+  uint64_t tokens = 0;
+  uint32_t blocks = 0;  // per group
+};
+
+struct WorkerView {
+  static constexpr uint32_t kChunk = 512;  // tokens of a prefill step, for the prediction
+
+  WorkerView(WorkerId worker, const WorkerHello& h, uint32_t cls, const CostCoefficients& prior, TimePoint now)
+      : id(worker), compatibility(cls), cost(prior), heard(now), hello(h) {
+    bytes_per_token = static_cast<double>(h.layout.BytesPerToken());
+    heartbeat.roles = h.roles;
+    heartbeat.free_blocks = h.num_blocks;
+  }
+
+  WorkerId id;
+  uint32_t compatibility;
+  CostCoefficients cost;
+  double bytes_per_token = 0;
+  uint32_t credits_used = 0;
+  // Dispatched here and not yet in a heartbeat.
+  double unconfirmed_seconds = 0;
+  uint32_t inbound_sequences = 0;
+  uint64_t inbound_tokens = 0;
+  uint32_t inbound_blocks = 0;
+  bool cache_known = false;
+  bool resync_asked = false;
+  uint64_t cache_sequence = 0;
+  TimePoint heard;
+  Heartbeat heartbeat;
+  WorkerHello hello;
+
+  const RoleMask& roles() const { return heartbeat.roles; }
+  uint32_t CreditsLeft() const {
+    return hello.submit_credits > credits_used ? hello.submit_credits - credits_used : 0;
+  }
+  // Tokens of prompt and answer that fit at all. The last token's KV is never written.
+  uint64_t Capacity() const {
+    uint64_t tokens = hello.max_context_tokens;
+    for (const uint32_t blocks : hello.num_blocks) {
+      tokens = std::min(tokens, uint64_t{blocks} * hello.layout.block_tokens + 1);
+    }
+    return tokens;
+  }
+  bool Holds(uint32_t prompt, uint32_t answer) const { return uint64_t{prompt} + answer <= Capacity(); }
+  uint32_t FreeBlocks(size_t group) const {
+    const uint32_t free = group < heartbeat.free_blocks.size() ? heartbeat.free_blocks[group] : 0;
+    return free > inbound_blocks ? free - inbound_blocks : 0;
+  }
+  double QueuedSeconds(TimePoint now) const {
+    return std::max(0.0, Seconds(heartbeat.queued_work - (now - heard))) + unconfirmed_seconds;
+  }
+  // Compute of `tokens` after `cached` ones, alone here.
+  double Prefill(uint32_t tokens, uint32_t cached) const {
+    const double n = tokens;
+    return cost[0] * ((tokens + kChunk - 1) / kChunk) + cost[1] * n + cost[2] * n * (cached + n / 2);
+  }
+  double DecodeStep(uint32_t batch, uint64_t context) const {
+    return cost[0] + cost[3] * batch + cost[4] * static_cast<double>(context);
+  }
+
+  // Work whose command was sent now: the next heartbeats will tell of it.
+  void Expect(const LedgerShare& share, TimePoint now) {
+    Promise(share);
+    expected_.push_back({now, share});
+  }
+  // Work that another worker will bring; stays until Release.
+  void Promise(const LedgerShare& share) {
+    unconfirmed_seconds += share.seconds;
+    inbound_sequences += share.sequences;
+    inbound_tokens += share.tokens;
+    inbound_blocks += share.blocks;
+  }
+  void Release(const LedgerShare& share) {
+    BATON_CHECK(inbound_sequences >= share.sequences && inbound_tokens >= share.tokens &&
+                inbound_blocks >= share.blocks);
+    inbound_sequences -= share.sequences;
+    inbound_tokens -= share.tokens;
+    inbound_blocks -= share.blocks;
+    // A sum of doubles: the rest after the last one is rounding.
+    unconfirmed_seconds = std::max(0.0, unconfirmed_seconds - share.seconds);
+  }
+  void OnHeartbeat(const Heartbeat& h, TimePoint now, Duration confirm_after) {
+    heartbeat = h;
+    heard = now;
+    if (heartbeat.queued_work < Duration::zero()) heartbeat.queued_work = Duration::zero();
+    if (const auto model = CostModel::Import(h.cost); model.ok()) cost = (*model).coefficients();
+    while (!expected_.empty() && expected_.front().at + confirm_after <= now) {
+      Release(expected_.front().share);
+      expected_.pop_front();
+    }
+    if (expected_.empty() && inbound_sequences == 0) unconfirmed_seconds = 0;
+  }
+
+ private:
+  struct Expected {
+    TimePoint at;
+    LedgerShare share;
+  };
+  std::deque<Expected> expected_;  // by dispatch time
+};
+
+}  // namespace baton
