@@ -1,0 +1,223 @@
+// Every table's attention and kv_write against kernels/reference, bit for bit; independence of chunking,
+// batching, splits, blocks and garbage; and the reference against float64.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/conformance/kernels/tables_under_test.h"
+#include "tests/conformance/kernels/worlds.h"
+
+namespace baton::testing {
+namespace {
+
+struct Heads {
+  uint32_t query, kv, dim;
+};
+
+// K, V and Q rows of sequences of the given lengths, one after another.
+struct Batch {
+  Heads heads;
+  std::vector<uint32_t> lengths;
+  std::vector<float> q, k, v;
+  uint32_t rows = 0;
+};
+Batch RandomBatch(Rng& rng, Heads heads, std::vector<uint32_t> lengths) {
+  Batch b{heads, std::move(lengths), {}, {}, {}, 0};
+  for (uint32_t n : b.lengths) b.rows += n;
+  b.q = Floats(rng, size_t{b.rows} * heads.query * heads.dim);
+  for (float& x : b.q) x *= 4;  // peaked weights
+  b.k = Floats(rng, size_t{b.rows} * heads.kv * heads.dim);
+  b.v = Floats(rng, size_t{b.rows} * heads.kv * heads.dim);
+  return b;
+}
+std::vector<RowSpan> Spans(const Batch& b, const KvWorld& world) {
+  std::vector<RowSpan> spans;
+  uint32_t row = 0;
+  for (size_t s = 0; s < b.lengths.size(); ++s) {
+    spans.push_back({world.blocks[s].data(), row, b.lengths[s], 0});
+    row += b.lengths[s];
+  }
+  return spans;
+}
+void WriteAll(const KernelTable& table, const Batch& b, KvWorld& world) {
+  const std::vector<RowSpan> spans = Spans(b, world);
+  const size_t stride = size_t{b.heads.kv} * b.heads.dim;
+  const KvWriteParams p{world.tiles, b.k.data(), stride, b.v.data(), stride, spans.data(),
+                        static_cast<uint32_t>(spans.size())};
+  table.kv_write(p, 0, b.rows);
+}
+AttentionParams Params(const Batch& b, const KvWorld& world, const std::vector<RowSpan>& spans, float* out) {
+  AttentionParams p;
+  p.kv = world.tiles;
+  p.q = b.q.data();
+  p.q_stride = size_t{b.heads.query} * b.heads.dim;
+  p.num_heads = b.heads.query;
+  p.scale = 1.0f / std::sqrt(static_cast<float>(b.heads.dim));
+  p.out = out;
+  p.out_stride = p.q_stride;
+  p.rows = b.rows;
+  p.spans = spans.data();
+  p.num_spans = static_cast<uint32_t>(spans.size());
+  return p;
+}
+std::vector<float> AttendAll(const KernelTable& table, const Batch& b, const KvWorld& world, const Scratch& scratch) {
+  std::vector<float> out(b.q.size(), NAN);
+  const std::vector<RowSpan> spans = Spans(b, world);
+  const AttentionParams p = Params(b, world, spans, out.data());
+  table.attention(p, 0, size_t{b.heads.kv} * b.rows, scratch.get());
+  return out;
+}
+
+TEST(Attention, ReferenceIsSoftmaxAttentionOverTheRoundedCache) {
+  Rng rng(1);
+  const Scratch scratch;
+  const Batch b = RandomBatch(rng, {6, 2, 34}, {3, 300, 1});
+  KvWorld world = MakeKvWorld(rng, 2, 34, 32, b.lengths);
+  WriteAll(kReferenceKernels, b, world);
+  const std::vector<float> out = AttendAll(kReferenceKernels, b, world, scratch);
+  const auto [query, kv, dim] = b.heads;
+  uint32_t base = 0;
+  for (const uint32_t length : b.lengths) {
+    for (uint32_t r = 0; r < length; ++r) {
+      for (uint32_t h = 0; h < query; ++h) {
+        const uint32_t g = h / (query / kv);
+        std::vector<double> weight(r + 1);
+        double total = 0, best = -1e300;
+        for (uint32_t t = 0; t <= r; ++t) {
+          double dot = 0;
+          for (uint32_t d = 0; d < dim; ++d) {
+            dot += double{b.q[((base + r) * query + h) * dim + d]} *
+                   double{Bf16ToFloat(FloatToBf16(b.k[((base + t) * kv + g) * dim + d]))};
+          }
+          weight[t] = dot / std::sqrt(double(dim));
+          best = std::max(best, weight[t]);
+        }
+        for (double& w : weight) total += (w = std::exp(w - best));
+        for (uint32_t d = 0; d < dim; ++d) {
+          double value = 0;
+          for (uint32_t t = 0; t <= r; ++t) {
+            value += weight[t] / total * double{Bf16ToFloat(FloatToBf16(b.v[((base + t) * kv + g) * dim + d]))};
+          }
+          ASSERT_NEAR(out[((base + r) * query + h) * dim + d], value, 1e-5) << "row " << r << " head " << h;
+        }
+      }
+    }
+    base += length;
+  }
+}
+
+class AttentionOfTable : public ::testing::TestWithParam<const KernelTable*> {};
+
+TEST_P(AttentionOfTable, WritesTheSameCacheAsTheReferenceAndNothingBesides) {
+  Rng rng(2);
+  for (const uint32_t block_tokens : {16u, 32u, 64u, 128u}) {
+    Batch b = RandomBatch(rng, {2, 2, 10}, {1, block_tokens, block_tokens + 1, 75});
+    b.k[3] = NAN;
+    b.k[4] = BitsToFloat(0x3f808000);
+    b.v[5] = -INFINITY;
+    KvWorld expected = MakeKvWorld(rng, 2, 10, block_tokens, b.lengths);
+    KvWorld world = expected;
+    world.tiles.pool = world.pool.data();
+    WriteAll(kReferenceKernels, b, expected);
+    // In two ranges that part a pair of tokens.
+    const std::vector<RowSpan> spans = Spans(b, world);
+    const KvWriteParams p{world.tiles, b.k.data(), 20, b.v.data(), 20, spans.data(),
+                          static_cast<uint32_t>(spans.size())};
+    GetParam()->kv_write(p, 4, b.rows);
+    GetParam()->kv_write(p, 0, 4);
+    ASSERT_EQ(expected.pool, world.pool) << block_tokens;
+  }
+}
+
+TEST_P(AttentionOfTable, EqualsTheReferenceBitForBit) {
+  Rng rng(3);
+  const Scratch scratch;
+  const Heads shapes[] = {{9, 3, 64}, {14, 2, 64}, {4, 4, 32}, {1, 1, 2}, {7, 1, 80}, {6, 1, 256}, {64, 1, 34}, {8, 2, 128}};
+  const uint32_t sizes[] = {16, 32, 64, 128};
+  uint32_t i = 0;
+  for (const Heads& heads : shapes) {
+    const uint32_t block_tokens = sizes[i++ % 4];
+    const uint32_t longest = heads.dim >= 128 ? 150 : 280;
+    const Batch b = RandomBatch(rng, heads, {1, 127, longest, 2, 17});
+    KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths);
+    WriteAll(kReferenceKernels, b, world);
+    ASSERT_TRUE(SameBits(AttendAll(kReferenceKernels, b, world, scratch), AttendAll(*GetParam(), b, world, scratch)))
+        << heads.query << "/" << heads.kv << " heads of " << heads.dim << ", blocks of " << block_tokens;
+  }
+}
+
+TEST_P(AttentionOfTable, GivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
+  Rng rng(4);
+  const Scratch scratch;
+  for (const Heads heads : {Heads{9, 3, 64}, Heads{4, 1, 48}}) {
+    const uint32_t length = 391;
+    const Batch b = RandomBatch(rng, heads, {length});
+    KvWorld whole_world = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths);
+    WriteAll(*GetParam(), b, whole_world);
+    const std::vector<float> whole = AttendAll(*GetParam(), b, whole_world, scratch);
+    const size_t width = size_t{heads.query} * heads.dim;
+    for (const uint32_t chunk : {1u, 16u, 64u, 200u}) {
+      for (const uint32_t block_tokens : {16u, 128u}) {
+        KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths);
+        WriteAll(*GetParam(), b, world);
+        std::vector<float> out(b.q.size(), NAN);
+        for (uint32_t first = 0; first < length; first += chunk) {
+          const uint32_t count = std::min(chunk, length - first);
+          const std::vector<RowSpan> spans = {{world.blocks[0].data(), 0, count, first}};
+          AttentionParams p = Params(b, world, spans, out.data() + first * width);
+          p.q += first * width;
+          p.rows = count;
+          const size_t items = size_t{heads.kv} * count;
+          for (size_t begin = 0; begin < items;) {
+            const size_t end = std::min<size_t>(items, begin + 1 + rng.Below(60));
+            GetParam()->attention(p, begin, end, scratch.get());
+            begin = end;
+          }
+        }
+        ASSERT_TRUE(SameBits(whole, out)) << "chunk " << chunk << ", blocks of " << block_tokens;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionOfTable, GivesASequenceTheSameBitsAloneAndInABatch) {
+  Rng rng(5);
+  const Scratch scratch;
+  const Heads heads{6, 2, 64};
+  const Batch b = RandomBatch(rng, heads, {5, 140, 33, 1});
+  KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths);
+  WriteAll(*GetParam(), b, world);
+  const std::vector<float> together = AttendAll(*GetParam(), b, world, scratch);
+  const size_t width = size_t{heads.query} * heads.dim;
+  uint32_t row = 0;
+  for (size_t s = 0; s < b.lengths.size(); ++s) {
+    std::vector<float> alone(b.lengths[s] * width, NAN);
+    const std::vector<RowSpan> spans = {{world.blocks[s].data(), 0, b.lengths[s], 0}};
+    AttentionParams p = Params(b, world, spans, alone.data());
+    p.q += row * width;
+    p.rows = b.lengths[s];
+    GetParam()->attention(p, 0, size_t{heads.kv} * p.rows, scratch.get());
+    ASSERT_EQ(0, std::memcmp(alone.data(), &together[row * width], alone.size() * sizeof(float))) << "sequence " << s;
+    row += b.lengths[s];
+  }
+}
+
+TEST_P(AttentionOfTable, IgnoresFiniteGarbageInSlotsPastTheLastToken) {
+  Rng rng(6);
+  const Scratch scratch;
+  const Heads heads{6, 2, 64};
+  const Batch b = RandomBatch(rng, heads, {1, 45, 131});
+  KvWorld garbage = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths);
+  KvWorld clean = garbage;
+  clean.tiles.pool = clean.pool.data();
+  std::fill(clean.pool.begin(), clean.pool.end(), std::byte{0});
+  WriteAll(*GetParam(), b, garbage);
+  WriteAll(*GetParam(), b, clean);
+  ASSERT_NE(garbage.pool, clean.pool);
+  ASSERT_TRUE(SameBits(AttendAll(*GetParam(), b, garbage, scratch), AttendAll(*GetParam(), b, clean, scratch)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, AttentionOfTable, ::testing::ValuesIn(TablesUnderTest()), TableName);
+
+}  // namespace
+}  // namespace baton::testing
