@@ -1,0 +1,74 @@
+// The active messages between two UCX transports. A link is one Open of one writer, named by a random number that
+// the writer draws; every message carries it. Parsing validates lengths and counts; ranges are checked against the
+// ticket by the AdmissionTable.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "baton/kv_transport.h"
+#include "transport/pieces.h"
+
+namespace baton {
+
+enum class UcxMessage : uint16_t { kHello = 1, kAnswer = 2, kData = 3, kPlaced = 4, kNotice = 5 };
+
+inline constexpr uint16_t kUcxProtocol = 1;
+inline constexpr uint32_t kMaxBatchPieces = 32;  // of one data message: its scatter list
+
+// Writer -> reader, first on a link.
+struct UcxHello {
+  uint64_t link = 0;
+  uint64_t instance = 0;  // of the descriptor that the writer was given
+  ProcessId writer;
+  TransferMode mode{};
+  std::vector<std::byte> address;  // the writer's UCX worker, for the way back
+  std::vector<std::byte> Encode() const;
+  static std::optional<UcxHello> Parse(std::span<const std::byte> bytes);
+};
+
+// Reader -> writer: the link is usable, or refused.
+struct UcxAnswer {
+  uint64_t link = 0;
+  Status status;
+  std::vector<std::byte> Encode() const;
+  static std::optional<UcxAnswer> Parse(std::span<const std::byte> bytes);
+};
+
+// Writer -> reader, receiver-posted only: the header of a message whose payload is the pieces' bytes in order.
+struct UcxData {
+  uint64_t link = 0;
+  Ticket ticket;
+  OpId op{};
+  uint32_t part = 0;  // numbers the op's data messages from 0
+  std::vector<TargetPiece> pieces;  // 1 to kMaxBatchPieces
+  std::vector<std::byte> Encode() const;
+  static std::optional<UcxData> Parse(std::span<const std::byte> bytes);
+};
+
+// Reader -> writer: the bytes of one data message lie in place, or were refused and will not be placed.
+struct UcxPlaced {
+  uint64_t link = 0;
+  OpId op{};
+  uint32_t part = 0;
+  Status status;
+  std::vector<std::byte> Encode() const;
+  static std::optional<UcxPlaced> Parse(std::span<const std::byte> bytes);
+};
+
+// Writer -> reader, after every byte of the chunk is complete at the target.
+struct UcxNotice {
+  uint64_t link = 0;
+  Ticket ticket;
+  ChunkIndex chunk = 0;
+  Attempt attempt = 1;
+  std::vector<TargetPiece> pieces;  // in plan order: the digest runs over them
+  std::vector<std::byte> Encode() const;
+  static std::optional<UcxNotice> Parse(std::span<const std::byte> bytes);
+};
+
+}  // namespace baton
