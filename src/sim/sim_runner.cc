@@ -1,0 +1,173 @@
+#include "sim/sim_runner.h"
+
+#include <cstring>
+#include <memory>
+
+#include "base/rng.h"
+#include "baton/check.h"
+
+namespace baton {
+namespace {
+
+uint64_t Embed(TokenId token, uint32_t position) { return KeyedDraw(17, static_cast<uint64_t>(token), position); }
+uint64_t Attend(uint64_t kv, uint32_t position) { return Mix64(kv + position); }
+uint64_t NextLayer(uint64_t x, uint64_t attended, uint32_t layer) { return Mix64(x ^ attended) + layer; }
+
+TokenId Choose(const Request& request, uint64_t x, uint32_t index) {
+  const uint64_t drawn = request.sampling.temperature == 0 ? x : KeyedDraw(request.sampling.seed, x, index);
+  auto token = static_cast<TokenId>(drawn % kSimVocabulary);
+  if (token == kSimEos && index < request.stop.min_tokens) token = 3;
+  return token;
+}
+
+}  // namespace
+
+KvLayout SimLayout(uint32_t block_tokens, uint32_t layers) {
+  KvLayout layout;
+  layout.block_tokens = block_tokens;
+  layout.tile = TileForm::kTokenMajor;
+  layout.groups.push_back({KvKind::kFull, layers, 1, 4, DType::kBF16});
+  return layout;
+}
+
+SimRunner::SimRunner(EventLoop* loop, KvLayout layout, KvPoolPlan plan, std::span<std::byte> pool, SimCost cost,
+                     std::function<void()> wake)
+    : loop_(loop), layout_(std::move(layout)), plan_(std::move(plan)), pool_(pool), cost_(cost), wake_(std::move(wake)) {}
+
+void SimRunner::Launch(StepPlan plan) {
+  BATON_CHECK(queue_.size() < kMaxStepsInFlight, "too many steps in flight");
+  queue_.push_back(std::move(plan));
+  if (!running_) StartNext();
+}
+
+void SimRunner::Poll(std::vector<RunnerEvent>* events) {
+  for (RunnerEvent& e : events_) events->push_back(std::move(e));
+  events_.clear();
+}
+
+void SimRunner::StartNext() {
+  if (queue_.empty()) return;
+  running_ = true;
+  StepPlan& plan = queue_.front();
+  failing_ = std::exchange(fail_next_, OkStatus());
+  for (uint32_t g = 0; g < plan.zero.size(); ++g) {
+    for (const BlockId block : plan.zero[g]) {
+      std::memset(pool_.data() + plan_.BlockOffset(layout_, g, block), 0, layout_.BlockBytes(g));
+    }
+  }
+  for (const BlockCopy& copy : plan.copies) {
+    std::memcpy(pool_.data() + plan_.BlockOffset(layout_, copy.group, copy.to),
+                pool_.data() + plan_.BlockOffset(layout_, copy.group, copy.from), layout_.BlockBytes(copy.group));
+  }
+  running_time_ = cost_.step;
+  x_.clear();
+  for (const SequenceStep& s : plan.sequences) {
+    running_time_ += s.num_tokens == 1 ? cost_.per_decode : cost_.per_prefill_token * s.num_tokens;
+    std::vector<uint64_t> row;
+    for (uint32_t i = 0; i < s.num_tokens; ++i) {
+      TokenId token;
+      if (s.inputs.empty()) {
+        const auto last = last_sampled_.find(s.sequence);
+        BATON_CHECK(last != last_sampled_.end(), "no token was sampled for this sequence");
+        token = last->second;
+      } else {
+        token = s.inputs[i];
+      }
+      row.push_back(Embed(token, s.first_position + i));
+    }
+    x_.push_back(std::move(row));
+  }
+  const uint32_t layers = layout_.groups[0].num_layers;
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    loop_->After(running_time_ * (layer + 1) / layers, [this, layer, layers, alive = alive_] {
+      if (!*alive) return;
+      if (failing_.ok()) ComputeLayer(layer);
+      if (layer + 1 == layers) {
+        FinishStep();
+      } else if (failing_.ok()) {
+        events_.push_back(LayersReady{queue_.front().id, layer + 1});
+        wake_();
+      }
+    });
+  }
+}
+
+void SimRunner::ComputeLayer(uint32_t layer) {
+  const StepPlan& plan = queue_.front();
+  for (size_t n = 0; n < plan.sequences.size(); ++n) {
+    const SequenceStep& s = plan.sequences[n];
+    for (uint32_t i = 0; i < s.num_tokens; ++i) Write(s, s.first_position + i, layer, x_[n][i]);
+    uint64_t attended = 0;
+    for (uint32_t q = 0; q < s.first_position; ++q) attended += Attend(Read(s, q, layer), q);
+    for (uint32_t i = 0; i < s.num_tokens; ++i) {
+      const uint32_t position = s.first_position + i;
+      attended += Attend(Read(s, position, layer), position);
+      x_[n][i] = NextLayer(x_[n][i], attended, layer);
+    }
+  }
+}
+
+void SimRunner::FinishStep() {
+  StepPlan plan = std::move(queue_.front());
+  queue_.pop_front();
+  StepResult result;
+  result.id = plan.id;
+  result.status = failing_;
+  result.compute = running_time_;
+  for (size_t n = 0; failing_.ok() && n < plan.sequences.size(); ++n) {
+    const SequenceStep& s = plan.sequences[n];
+    if (!s.sample) continue;
+    SampledToken sampled;
+    sampled.sequence = s.sequence;
+    sampled.index = s.sample_index;
+    sampled.token.id = Choose(*s.request, x_[n].back(), s.sample_index);
+    last_sampled_[s.sequence] = sampled.token.id;
+    result.tokens.push_back(std::move(sampled));
+  }
+  events_.push_back(std::move(result));
+  running_ = false;
+  StartNext();
+  wake_();
+}
+
+std::byte* SimRunner::Slot(const SequenceStep& s, uint32_t position, uint32_t layer, bool value) const {
+  const uint32_t bt = layout_.block_tokens;
+  return pool_.data() + plan_.BlockOffset(layout_, 0, s.blocks[0][position / bt]) +
+         layout_.TileOffset(0, 0, layer, value) + size_t{position % bt} * 8;
+}
+
+uint64_t SimRunner::Read(const SequenceStep& s, uint32_t position, uint32_t layer) const {
+  uint64_t k, v;
+  std::memcpy(&k, Slot(s, position, layer, false), 8);
+  std::memcpy(&v, Slot(s, position, layer, true), 8);
+  return k + 3 * v;
+}
+
+void SimRunner::Write(const SequenceStep& s, uint32_t position, uint32_t layer, uint64_t x) {
+  const uint64_t k = x, v = Mix64(x);
+  std::memcpy(Slot(s, position, layer, false), &k, 8);
+  std::memcpy(Slot(s, position, layer, true), &v, 8);
+}
+
+std::vector<TokenId> SimReference(const Request& request, uint32_t layers, uint32_t max_tokens) {
+  std::vector<TokenId> answer;
+  std::vector<uint64_t> attended(layers, 0);
+  uint64_t x = 0;
+  const auto feed = [&](TokenId token, uint32_t position) {
+    x = Embed(token, position);
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      attended[layer] += Attend(x + 3 * Mix64(x), position);
+      x = NextLayer(x, attended[layer], layer);
+    }
+  };
+  for (uint32_t i = 0; i < request.prompt.size(); ++i) feed(request.prompt[i], i);
+  while (answer.size() < max_tokens) {
+    const auto index = static_cast<uint32_t>(answer.size());
+    answer.push_back(Choose(request, x, index));
+    if (FinishAt(request.stop, answer.back(), index) != FinishReason::kNone) break;
+    feed(answer.back(), static_cast<uint32_t>(request.prompt.size()) + index);
+  }
+  return answer;
+}
+
+}  // namespace baton

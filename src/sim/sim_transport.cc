@@ -1,0 +1,130 @@
+#include "sim/sim_transport.h"
+
+#include <cstring>
+
+#include "base/hash.h"
+
+namespace baton {
+
+SimTransport::SimTransport(SimFabric* fabric, ProcessId self, std::function<void()> wake)
+    : fabric_(fabric), self_(std::move(self)), wake_(std::move(wake)) {
+  fabric_->processes[self_] = this;
+}
+
+SimTransport::~SimTransport() {
+  *alive_ = false;
+  fabric_->processes.erase(self_);
+}
+
+StatusOr<std::span<std::byte>> SimTransport::AllocatePool(size_t bytes) {
+  pool_.assign(bytes, std::byte{0});
+  return std::span<std::byte>(pool_);
+}
+
+void SimTransport::Report(TransportEvent event) {
+  events_.push_back(std::move(event));
+  wake_();
+}
+
+void SimTransport::Poll(std::vector<TransportEvent>* events) {
+  for (TransportEvent& e : events_) events->push_back(std::move(e));
+  events_.clear();
+}
+
+void SimTransport::Open(const ProcessId& reader, std::span<const std::byte>) {
+  fabric_->loop->After(fabric_->latency, [this, reader, alive = alive_] {
+    if (!*alive) return;
+    const bool there = fabric_->processes.count(reader) > 0;
+    if (there) open_peers_.insert(reader);
+    Report(PeerOpened{reader, there ? OkStatus() : UnavailableError("no such process"), fabric_->mode});
+  });
+}
+
+void SimTransport::Close(const ProcessId& peer) {
+  open_peers_.erase(peer);
+  fabric_->loop->After(fabric_->latency, [this, peer, alive = alive_] {
+    if (!*alive) return;
+    std::vector<OpId> ops;
+    for (const auto& [op, reader] : open_ops_) {
+      if (reader == peer) ops.push_back(op);
+    }
+    for (const OpId op : ops) Complete(op, CancelledError("closed"), 0);
+    Report(Severed{peer});
+  });
+}
+
+void SimTransport::Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
+                         std::vector<uint64_t> block_bytes) {
+  admitted_[ticket] = {writer, std::move(block_base), std::move(block_bytes)};
+}
+
+void SimTransport::Retire(const Ticket& ticket) {
+  admitted_.erase(ticket);
+  fabric_->loop->After(fabric_->latency, [this, ticket, alive = alive_] {
+    if (*alive) Report(Quiet{ticket});
+  });
+}
+
+void SimTransport::Complete(OpId op, Status status, uint64_t digest) {
+  if (open_ops_.erase(op) == 0) return;
+  Report(Quiesced{op, std::move(status), digest});
+}
+
+void SimTransport::Post(TransferPost post) {
+  open_ops_[post.op] = post.reader;
+  const Fault fault = fabric_->faults->Decide(FaultPoint::kPost);
+  uint64_t bytes = 0;
+  for (const CopyPiece& p : post.pieces) bytes += p.bytes;
+  Duration wire = fabric_->latency + FromSeconds(bytes / fabric_->bytes_per_second);
+  if (fault.kind == FaultKind::kDelay) wire += fault.delay;
+  if (fault.kind == FaultKind::kNeverComplete) return;
+  fabric_->loop->After(wire, [this, post = std::move(post), fault, alive = alive_] {
+    if (*alive) Land(post, fault);
+  });
+}
+
+void SimTransport::Land(const TransferPost& post, Fault fault) {
+  const auto reader = fabric_->processes.find(post.reader);
+  // A severed op's source is no longer read.
+  if (open_ops_.count(post.op) == 0) return;
+  if (reader == fabric_->processes.end() || fault.kind == FaultKind::kFail) {
+    if (open_peers_.erase(post.reader) > 0 && reader == fabric_->processes.end()) {
+      Report(PeerLost{post.reader, UnavailableError("the peer is gone")});
+    }
+    return Complete(post.op, UnavailableError("the transfer failed"), 0);
+  }
+  SimTransport& target = *reader->second;
+  StreamHash64 digest;
+  const auto admission = target.admitted_.find(post.ticket);
+  const bool one_sided = fabric_->mode == TransferMode::kOneSided;
+  for (size_t i = 0; i < post.pieces.size(); ++i) {
+    const CopyPiece& p = post.pieces[i];
+    digest.Add({pool_.data() + p.source, p.bytes});
+    if (!one_sided && admission == target.admitted_.end()) continue;  // the receiver drops it
+    if (fault.kind == FaultKind::kTruncate && i + 1 == post.pieces.size()) continue;
+    const uint64_t base = one_sided ? post.target_base[p.target_block] : admission->second.base[p.target_block];
+    std::memcpy(target.pool_.data() + base + p.target_offset, pool_.data() + p.source, p.bytes);
+  }
+  Complete(post.op, OkStatus(), digest.Digest());
+  const Fault notice = fabric_->faults->Decide(FaultPoint::kNotice);
+  const auto deliver = [&](Duration delay) {
+    fabric_->loop->After(fabric_->latency + delay, [fabric = fabric_, reader = post.reader, post] {
+      const auto it = fabric->processes.find(reader);
+      if (it != fabric->processes.end()) it->second->Notice(post);
+    });
+  };
+  if (notice.kind != FaultKind::kDrop) deliver(notice.kind == FaultKind::kDelay ? notice.delay : Duration(0));
+  if (notice.kind == FaultKind::kDuplicate) deliver(notice.delay);
+}
+
+void SimTransport::Notice(const TransferPost& post) {
+  const auto admission = admitted_.find(post.ticket);
+  if (admission == admitted_.end()) return;
+  StreamHash64 digest;
+  for (const CopyPiece& p : post.pieces) {
+    digest.Add({pool_.data() + admission->second.base[p.target_block] + p.target_offset, p.bytes});
+  }
+  Report(ChunkArrived{admission->second.writer, post.ticket, post.chunk, post.attempt, digest.Digest()});
+}
+
+}  // namespace baton

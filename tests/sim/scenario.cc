@@ -1,0 +1,220 @@
+#include "sim/scenario.h"
+
+#include <algorithm>
+
+namespace baton {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+void ScenarioCounts::Add(const ScenarioCounts& o) {
+  done += o.done, failed += o.failed, cancelled += o.cancelled, tokens += o.tokens;
+  disaggregated += o.disaggregated, preemptions += o.preemptions, cached_tokens += o.cached_tokens;
+  grants += o.grants, quarantined += o.quarantined, handed_off += o.handed_off, repushes += o.repushes;
+  corrupt += o.corrupt, replacements += o.replacements, lost_with_front += o.lost_with_front;
+  step_failures += o.step_failures;
+  for (const auto& [name, n] : o.used) used[name] += n;
+  for (const auto& [name, n] : o.failures) failures[name] += n;
+}
+
+Scenario::Scenario(uint64_t seed, ScenarioOptions options) : options_(std::move(options)), rng_(Mix64(seed ^ 0x5eed)) {
+  SimOptions cluster = options_.cluster;
+  cluster.seed = seed;
+  cluster_ = std::make_unique<SimCluster>(cluster);
+  cluster_->on_event = [this](ClientHandle h, const ClientEvent& e) { OnEvent(h, e); };
+  for (int i = 0; i < 3; ++i) {
+    prefixes_.emplace_back();
+    for (int t = 0; t < 64; ++t) prefixes_.back().push_back(3 + static_cast<int64_t>(rng_.Below(kSimVocabulary - 3)));
+  }
+}
+
+void Scenario::Violation(const std::string& what) {
+  if (violation_.empty()) violation_ = what;
+}
+
+void Scenario::Arrive() {
+  ++submitted_;
+  ClientRequest r;
+  TokenPrompt prompt;
+  if (rng_.Chance(0.6)) {
+    const auto& prefix = prefixes_[rng_.Below(prefixes_.size())];
+    prompt.ids.assign(prefix.begin(), prefix.begin() + static_cast<long>(rng_.Below(prefix.size())));
+  }
+  const uint32_t own = 1 + static_cast<uint32_t>(rng_.Below(options_.max_prompt));
+  for (uint32_t i = 0; i < own; ++i) prompt.ids.push_back(3 + static_cast<int64_t>(rng_.Below(kSimVocabulary - 3)));
+  Client client;
+  client.reference.prompt.assign(prompt.ids.begin(), prompt.ids.end());
+  r.prompt = std::move(prompt);
+  const bool greedy = rng_.Chance(options_.greedy);
+  r.temperature = greedy ? 0.0 : 1.0;
+  r.seed = rng_.Below(1000);
+  r.max_tokens = 1 + static_cast<int64_t>(rng_.Below(options_.max_answer));
+  if (rng_.Chance(0.1)) r.max_tokens = 1;
+  r.ignore_eos = rng_.Chance(0.5);
+  if (rng_.Chance(0.2)) r.min_tokens = std::min<int64_t>(4, *r.max_tokens);
+  r.priority = static_cast<int64_t>(rng_.Below(3));
+  r.want_token_ids = true;
+  r.timings = true;
+  r.deadline = seconds(60);
+  client.reference.sampling.temperature = greedy ? 0.0f : 1.0f;
+  client.reference.sampling.seed = *r.seed;
+  client.reference.stop.max_tokens = static_cast<uint32_t>(*r.max_tokens);
+  client.reference.stop.min_tokens = static_cast<uint32_t>(r.min_tokens.value_or(0));
+  client.reference.stop.ignore_eos = r.ignore_eos;
+  client.reference.stop.eos_token_ids = {kSimEos};
+  client.expected = SimReference(client.reference, options_.cluster.layers, client.reference.stop.max_tokens);
+  // The first event can come before Submit returns: the handle is known from the order.
+  clients_[ClientHandle{submitted_}] = std::move(client);
+  const ClientHandle handle = cluster_->Submit(std::move(r));
+  if (rng_.Chance(options_.cancel)) {
+    cluster_->loop().After(milliseconds(rng_.Below(60)), [this, handle] {
+      Client& c = clients_[handle];
+      if (c.ended) return;
+      c.cancelled = true;
+      cluster_->Cancel(handle);
+    });
+  }
+}
+
+void Scenario::OnEvent(ClientHandle handle, const ClientEvent& event) {
+  const auto it = clients_.find(handle);
+  if (it == clients_.end()) return Violation("an event for an unknown client");
+  Client& c = it->second;
+  if (c.ended) return Violation("an event after the end");
+  if (const auto* delta = std::get_if<Delta>(&event)) {
+    for (const TokenId id : delta->token_ids) {
+      const size_t i = c.seen.size();
+      if (i >= c.expected.size() || c.expected[i] != id) return Violation("a token that the reference does not have");
+      c.seen.push_back(id);
+      ++counts_.tokens;
+    }
+  } else if (std::holds_alternative<Finished>(event)) {
+    if (c.finished) return Violation("finished twice");
+    c.finished = true;
+    if (c.seen != c.expected) Violation("the answer is cut short");
+  } else if (const auto* done = std::get_if<Done>(&event)) {
+    c.ended = true;
+    if (!c.finished) Violation("done without finished");
+    ++counts_.done;
+    counts_.disaggregated += done->timings.disaggregated ? 1 : 0;
+    counts_.replacements += done->timings.retries;
+    ++counts_.used[done->timings.decode_worker];
+    if (!done->timings.prefill_worker.empty()) ++counts_.used[done->timings.prefill_worker];
+  } else if (const auto* failed = std::get_if<Failed>(&event)) {
+    c.ended = true;
+    if (c.cancelled && failed->status.code() == Code::kCancelled) {
+      ++counts_.cancelled;
+    } else {
+      ++counts_.failed;
+      ++counts_.failures[std::string(CodeName(failed->status.code())) + " " + failed->reason];
+    }
+  }
+}
+
+void Scenario::PlanFaults() {
+  const auto at = [this](const std::function<void()>& what) {
+    cluster_->loop().After(Duration(static_cast<int64_t>(rng_.Below(options_.faults_over.count()))), what);
+  };
+  const auto some_worker = [this] { return rng_.Below(cluster_->num_workers()); };
+  for (uint32_t i = 0; i < options_.kills; ++i) {
+    const size_t w = some_worker();
+    const Duration dead_for = milliseconds(1 + rng_.Below(200));
+    at([this, w, dead_for] {
+      cluster_->Kill(w);
+      cluster_->loop().After(dead_for, [this, w] { cluster_->Restart(w); });
+    });
+  }
+  for (uint32_t i = 0; i < options_.pauses; ++i) {
+    at([this, w = some_worker()] { cluster_->Pause(w, Duration(static_cast<int64_t>(rng_.Below(options_.pause_for.count())))); });
+  }
+  for (uint32_t i = 0; i < options_.front_breaks; ++i) at([this, w = some_worker()] { cluster_->BreakFrontLink(w); });
+  for (uint32_t i = 0; i < options_.pair_breaks; ++i) at([this, w = some_worker()] { cluster_->BreakPairLinks(w); });
+  for (uint32_t i = 0; i < options_.step_failures; ++i) {
+    at([this, w = some_worker()] {
+      cluster_->FailStep(w);
+      ++counts_.step_failures;
+    });
+  }
+  for (uint32_t i = 0; i < options_.front_restarts; ++i) {
+    at([this] {
+      for (auto& [handle, c] : clients_) {
+        if (c.ended) continue;
+        c.ended = true;
+        ++counts_.lost_with_front;
+      }
+      cluster_->RestartFront();
+    });
+  }
+}
+
+bool Scenario::AllEnded() const {
+  if (submitted_ < options_.num_requests) return false;
+  return std::all_of(clients_.begin(), clients_.end(), [](const auto& entry) { return entry.second.ended; });
+}
+
+std::string Scenario::Run() {
+  const TimePoint start = cluster_->now() + milliseconds(20);  // workers have registered
+  for (uint32_t i = 0; i < options_.num_requests; ++i) {
+    const auto offset = Duration(static_cast<int64_t>(rng_.Below(options_.arrivals_over.count() + 1)));
+    cluster_->loop().At(start + offset, [this] { Arrive(); });
+  }
+  cluster_->loop().At(start, [this] { PlanFaults(); });
+  const TimePoint heal = start + options_.arrivals_over + options_.faults_over + milliseconds(400);
+  cluster_->loop().At(heal, [this] { cluster_->StopFaults(); });
+  const TimePoint limit = heal + seconds(90);
+  bool healed = false;
+  while (violation_.empty() && cluster_->now() < limit) {
+    if (!cluster_->RunOne()) break;
+    healed = healed || cluster_->now() >= heal;
+    std::string why;
+    if (healed && AllEnded() && cluster_->Quiet(&why)) break;
+  }
+  if (violation_.empty() && !AllEnded()) Violation("a request never ended");
+  if (std::string why; violation_.empty() && !cluster_->Quiet(&why)) Violation("the cluster does not come to rest: " + why);
+  CollectCounts();
+  return violation_;
+}
+
+void Scenario::CollectCounts() {
+  for (size_t i = 0; i < cluster_->num_workers(); ++i) {
+    const EngineCore* core = cluster_->core(i);
+    if (core == nullptr) continue;
+    counts_.preemptions += core->counters().preemptions;
+    counts_.cached_tokens += core->counters().cached_tokens;
+    counts_.grants += core->connector().counters().grants;
+    counts_.repushes += core->connector().writer().counters().repushes;
+    counts_.corrupt += core->connector().reader().counters().corrupt;
+  }
+}
+
+ScenarioOptions MixedScenario(uint64_t seed) {
+  Rng rng(Mix64(seed + 77));
+  ScenarioOptions o;
+  SimOptions& c = o.cluster;
+  c.mode = rng.Chance(0.5) ? TransferMode::kOneSided : TransferMode::kReceiverPosted;
+  c.num_unified = rng.Chance(0.2) ? 1 : 0;
+  c.pool_blocks = rng.Chance(0.4) ? 26 : 64;
+  c.prefix_cache = !rng.Chance(0.2);
+  if (rng.Chance(0.6)) {
+    c.message_drop = 0.02 * rng.Unit();
+    c.message_duplicate = 0.1 * rng.Unit();
+    c.message_late = 0.1 * rng.Unit();
+    c.transfer.post_delay = 0.1 * rng.Unit();
+    c.transfer.post_truncate = 0.02 * rng.Unit();
+    c.transfer.post_fail = 0.02 * rng.Unit();
+    c.transfer.post_never = 0.01 * rng.Unit();
+    c.transfer.notice_delay = 0.1 * rng.Unit();
+    c.transfer.notice_drop = 0.05 * rng.Unit();
+    c.transfer.notice_duplicate = 0.1 * rng.Unit();
+    c.transfer.max_delay = milliseconds(40);
+  }
+  if (rng.Chance(0.5)) o.kills = static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.3)) o.pauses = static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.3)) o.front_breaks = static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.3)) o.pair_breaks = static_cast<uint32_t>(rng.Below(4));
+  if (rng.Chance(0.2)) o.step_failures = static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.1)) o.front_restarts = 1;
+  return o;
+}
+
+}  // namespace baton

@@ -1,0 +1,72 @@
+// One simulated life of a cluster under load and faults, drawn from a seed, and the oracles over it. A violation is
+// a sentence; a failing seed is replayed with
+//   sim_test --gtest_filter=... with BATON_SIM_SEED=<seed> in the environment.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sim/sim_cluster.h"
+
+namespace baton {
+
+struct ScenarioOptions {
+  SimOptions cluster;
+  uint32_t num_requests = 24;
+  Duration arrivals_over = std::chrono::milliseconds(300);
+  double cancel = 0.1;           // share of requests
+  double greedy = 0.5;
+  uint32_t max_prompt = 120, max_answer = 40;
+  uint32_t kills = 0, pauses = 0, front_breaks = 0, pair_breaks = 0, step_failures = 0, front_restarts = 0;
+  Duration pause_for = std::chrono::milliseconds(1500);
+  Duration faults_over = std::chrono::milliseconds(400);
+};
+
+// What happened, so that a test can assert that its subject did.
+struct ScenarioCounts {
+  uint64_t done = 0, failed = 0, cancelled = 0, tokens = 0, disaggregated = 0, preemptions = 0, cached_tokens = 0;
+  uint64_t grants = 0, quarantined = 0, handed_off = 0, repushes = 0, corrupt = 0, replacements = 0;
+  uint64_t lost_with_front = 0, step_failures = 0;
+  std::map<std::string, uint64_t> used;  // workers by name, in Done's timings
+  std::map<std::string, uint64_t> failures;  // by code and reason
+  void Add(const ScenarioCounts& o);
+};
+
+class Scenario {
+ public:
+  Scenario(uint64_t seed, ScenarioOptions options);
+  // "" or the first violation.
+  std::string Run();
+  const ScenarioCounts& counts() const { return counts_; }
+
+ private:
+  struct Client {
+    Request reference;  // prompt, sampling and stops, for the reference answer
+    std::vector<TokenId> expected;
+    std::vector<TokenId> seen;
+    bool cancelled = false, ended = false, finished = false;
+  };
+  void Arrive();
+  void PlanFaults();
+  void OnEvent(ClientHandle handle, const ClientEvent& event);
+  void Violation(const std::string& what);
+  bool AllEnded() const;
+  void CollectCounts();
+
+  const ScenarioOptions options_;
+  Rng rng_;
+  std::unique_ptr<SimCluster> cluster_;
+  std::map<ClientHandle, Client> clients_;
+  std::vector<std::vector<int64_t>> prefixes_;
+  uint32_t submitted_ = 0;
+  ScenarioCounts counts_;
+  std::string violation_;
+};
+
+// The random mix that the seeds test runs: a bit of everything.
+ScenarioOptions MixedScenario(uint64_t seed);
+
+}  // namespace baton
