@@ -165,13 +165,12 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   for (const BlockTable& table : tables) {
     const std::vector<BlockId>& b = table.blocks();
     grant.fresh.emplace_back(b.begin() + hit, b.begin() + granted);
-    grant.zero.emplace_back(b.begin() + hit, b.end());
   }
   s->phase = Phase::kReceiving;
   s->prefill_tokens = static_cast<uint32_t>(known);
   s->hit_tokens = s->cached_tokens = grant.hit_tokens;
   s->tables = std::move(tables);
-  s->num_zeroed.assign(s->tables.size(), total);
+  s->num_zeroed.assign(s->tables.size(), granted);
   s->id = grant.sequence = sequences_.Insert(std::move(made));
   ++num_receiving_;
   return grant;

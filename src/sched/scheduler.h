@@ -90,10 +90,8 @@ struct ReceiveGrant {
   SequenceId sequence{};
   uint32_t hit_tokens = 0;  // whole blocks, held already
   std::vector<std::vector<BlockId>>
-      fresh;  // [group]: for the writer, in order; covers [hit_tokens, num_tokens)
-  // [group]: fresh ones and the growth block. The caller has them zeroed before GRANT and before the first
-  // step; Schedule does not list them in StepPlan::zero.
-  std::vector<std::vector<BlockId>> zero;
+      fresh;  // [group]: for the writer, in order; covers [hit_tokens, num_tokens). Not zeroed: the writer's
+              // chunks cover every byte of them, and none is read before all of it came.
 };
 
 // Load as a heartbeat tells it.
