@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <vector>
 
@@ -67,13 +66,19 @@ class CostModel {
 
  private:
   static constexpr size_t kN = kCostCoefficients;
+  bool IsJitter(double relative_residual);
+  void ForgetAll();
+  void BoundCovariance();
+  void KeepNonNegative();
   CostCoefficients theta_;
   std::array<std::array<double, kN>, kN> covariance_{};
-  double deviation_ = 0;  // running median of |residual|, seconds
+  CostCoefficients spread_{};  // how far from the prior a coefficient may well be
+  double deviation_;           // running median of |residual| / actual
   double error_ = 0;
   uint64_t num_observed_ = 0;
   uint64_t num_gated_ = 0;
-  int same_side_ = 0;  // length of the present run of gated residuals, signed
+  uint64_t gate_from_ = 0;  // the gate is open up to this observation
+  int same_side_ = 0;       // length of the present run of gated residuals, signed
 };
 
 // Seconds for bytes on a link: latency + bytes / bandwidth, both learned.

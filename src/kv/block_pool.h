@@ -74,6 +74,11 @@ class BlockPool {
   PrefixCursor CursorOf(uint32_t group, BlockId block) const { return cache_.CursorOf(group, block); }
   bool IsIndexed(uint32_t group, BlockId block) const { return cache_.Contains(group, block); }
 
+  // Tables that hold the block.
+  uint32_t NumReferences(uint32_t group, BlockId block) const {
+    return groups_[group].blocks[Index(block)].references;
+  }
+
   // The table's blocks have this one reference and are not indexed: only new blocks of a ticket are ever
   // quarantined (S2).
   QuarantinedBlocks Quarantine(BlockTable&& table);
@@ -104,9 +109,6 @@ class BlockPool {
   void AddReference(uint32_t group, BlockId block);
   void DropReference(uint32_t group, BlockId block);
   void MakeFree(uint32_t group, BlockId block);
-  uint32_t references(uint32_t group, BlockId block) const {
-    return groups_[group].blocks[Index(block)].references;
-  }
 
   uint32_t block_tokens_;
   std::vector<Group> groups_;

@@ -50,7 +50,7 @@ void BlockTable::Append(BlockTable&& tail) {
 
 uint32_t BlockTable::CountSole() const {
   uint32_t count = 0;
-  for (const BlockId block : blocks_) count += pool_->references(group_, block) == 1 ? 1 : 0;
+  for (const BlockId block : blocks_) count += pool_->NumReferences(group_, block) == 1 ? 1 : 0;
   return count;
 }
 

@@ -89,9 +89,9 @@ struct StepOutcome {
 struct ReceiveGrant {
   SequenceId sequence{};
   uint32_t hit_tokens = 0;  // whole blocks, held already
-  std::vector<std::vector<BlockId>>
-      fresh;  // [group]: for the writer, in order; covers [hit_tokens, num_tokens). Not zeroed: the writer's
-              // chunks cover every byte of them, and none is read before all of it came.
+  // [group]: for the writer, in order; they cover [hit_tokens, num_tokens). Not zeroed: the writer's chunks
+  // cover every byte of them, and none is read before all of it came.
+  std::vector<std::vector<BlockId>> fresh;
 };
 
 // Load as a heartbeat tells it.

@@ -1,0 +1,335 @@
+#include "sched/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include "shadow_runner.h"
+
+namespace baton {
+namespace {
+
+constexpr uint32_t kBlock = 16;
+
+// A scheduler over one group of blocks, with a runner behind it.
+class SchedulerTest : public testing::Test {
+ protected:
+  void Open(uint32_t blocks, const SchedulerOptions& options) {
+    pool = std::make_unique<BlockPool>(kBlock, std::vector<uint32_t>{blocks});
+    scheduler = std::make_unique<Scheduler>(options, pool.get());
+    runner = std::make_unique<ShadowRunner>(pool.get());
+  }
+  static SchedulerOptions Options() {
+    SchedulerOptions o;
+    o.watermark_blocks = 0;
+    return o;
+  }
+  static std::shared_ptr<Request> NewRequest(uint32_t prompt, uint32_t max_tokens, int32_t priority = 0,
+                                             uint64_t seed = 1) {
+    auto r = std::make_shared<Request>();
+    for (uint32_t i = 0; i < prompt; ++i) {
+      r->prompt.push_back(static_cast<TokenId>(KeyedDraw(seed, i, 3) % kVocabulary));
+    }
+    r->sampling.seed = seed;
+    r->stop.max_tokens = max_tokens;
+    r->priority = priority;
+    return r;
+  }
+  SequenceId Add(const RequestPtr& r, bool handoff = false) {
+    auto id = scheduler->Add(r, {}, 1, handoff, now);
+    EXPECT_TRUE(id.ok()) << id.status().ToString();
+    return id.ok() ? *id : SequenceId{};
+  }
+  // Plans a step, launches it, and returns what it holds.
+  std::vector<SequenceStep> Launch() {
+    StepPlan plan = scheduler->Schedule(now);
+    std::vector<SequenceStep> parts = plan.sequences;
+    if (!parts.empty()) runner->Launch(std::move(plan));
+    return parts;
+  }
+  StepOutcome Done(bool failed = false) {
+    StepOutcome outcome = scheduler->OnStepDone(runner->Done(failed), now);
+    pool->Audit();
+    scheduler->Audit();
+    return outcome;
+  }
+  Phase PhaseOf(SequenceId id) { return scheduler->Find(id)->phase; }
+  uint32_t Owned() { return pool->counts(0).owned; }
+
+  std::unique_ptr<BlockPool> pool;
+  std::unique_ptr<Scheduler> scheduler;
+  std::unique_ptr<ShadowRunner> runner;
+  TimePoint now{};
+};
+
+TEST_F(SchedulerTest, ALongPromptIsComputedInChunksWhileOthersDecode) {
+  SchedulerOptions o = Options();
+  o.max_prefill_tokens = 20;
+  Open(20, o);
+  const SequenceId a = Add(NewRequest(5, 30));
+  ASSERT_EQ(Launch().size(), 1u);
+  Done();
+  const SequenceId b = Add(NewRequest(50, 4, 0, 2));
+  for (const uint32_t chunk : {20u, 20u, 10u}) {
+    const auto parts = Launch();
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_EQ(parts[0].sequence, a);
+    EXPECT_EQ(parts[0].num_tokens, 1u);
+    EXPECT_EQ(parts[1].sequence, b);
+    EXPECT_EQ(parts[1].num_tokens, chunk);
+    EXPECT_EQ(parts[1].sample, chunk == 10);
+    Done();
+  }
+}
+
+TEST_F(SchedulerTest, ADecodeIsPlannedAgainWhileItsLastTokenIsInFlight) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(16, 3));
+  EXPECT_EQ(Launch()[0].inputs.size(), 16u);
+  const auto next = Launch();
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_TRUE(next[0].inputs.empty());
+  EXPECT_EQ(next[0].first_position, 16u);
+  EXPECT_EQ(next[0].sample_index, 1u);
+  EXPECT_TRUE(Launch().empty()) << "two steps are in flight";
+  Done();
+  EXPECT_EQ(Launch()[0].sample_index, 2u);
+  Done();
+  EXPECT_TRUE(Launch().empty()) << "nothing is planned past max_tokens";
+  EXPECT_EQ(Done().tokens[0].finish, FinishReason::kLength);
+  EXPECT_EQ(PhaseOf(a), Phase::kFinished);
+}
+
+TEST_F(SchedulerTest, BlocksOfAnEndedSequenceStayOwnedUntilItsSurplusStepIsDone) {
+  Open(20, Options());
+  auto r = NewRequest(16, 10);
+  r->stop.stop_token_ids = {TrueAnswer(*r)[0]};  // stops at once, with the next decode in flight
+  Add(r);
+  Launch();
+  Launch();
+  EXPECT_EQ(Done().tokens[0].finish, FinishReason::kStop);
+  EXPECT_EQ(Owned(), 2u);
+  EXPECT_TRUE(Done().tokens.empty()) << "the surplus token is nobody's";
+  EXPECT_EQ(Owned(), 0u);
+}
+
+TEST_F(SchedulerTest, AHandOffTakesAllBlocksAtOnceAndLaunchesNothingPastItsPrompt) {
+  SchedulerOptions o = Options();
+  o.max_prefill_tokens = 16;
+  Open(20, o);
+  const SequenceId a = Add(NewRequest(40, 8), true);
+  Launch();
+  EXPECT_EQ(Owned(), 3u) << "the whole prompt's blocks before the first chunk (L5)";
+  Launch();
+  Done();
+  Launch();
+  EXPECT_EQ(PhaseOf(a), Phase::kComputing);
+  Done();
+  EXPECT_TRUE(Launch().empty()) << "S3";
+  const StepOutcome last = Done();
+  EXPECT_EQ(last.prefilled, std::vector{a});
+  ASSERT_EQ(last.tokens.size(), 1u);
+  EXPECT_EQ(PhaseOf(a), Phase::kSending);
+  EXPECT_TRUE(Launch().empty());
+  EXPECT_EQ(Owned(), 3u);
+  scheduler->End(a);
+  EXPECT_EQ(pool->counts(0).cached, 2u) << "full blocks stay as cache";
+}
+
+TEST_F(SchedulerTest, AnAnswerOfOneTokenEndsAtTheWriter) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(20, 1), true);
+  Launch();
+  EXPECT_EQ(Done().tokens[0].finish, FinishReason::kLength);
+  EXPECT_EQ(PhaseOf(a), Phase::kFinished);
+}
+
+TEST_F(SchedulerTest, ACachedPromptIsReusedInWholeBlocksAndItsLastTokenComputed) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(48, 1));
+  Launch();
+  Done();
+  scheduler->End(a);
+  const SequenceId b = Add(NewRequest(48, 2));
+  const auto parts = Launch();
+  EXPECT_EQ(parts[0].first_position, 32u) << "48 are cached, but the last token's logits are needed";
+  EXPECT_EQ(scheduler->Find(b)->cached_tokens, 32u);
+  auto salted = NewRequest(48, 2);
+  salted->cache_salt = "another tenant";
+  Add(salted);
+  EXPECT_EQ(Launch().back().first_position, 0u);
+}
+
+TEST_F(SchedulerTest, WhoRanksLowestIsPreemptedAndGoesOnWithTheSameAnswer) {
+  Open(6, Options());
+  const SequenceId high = Add(NewRequest(30, 50, 1, 1));
+  const SequenceId low = Add(NewRequest(30, 50, 0, 2));
+  std::map<SequenceId, std::vector<TokenId>> answers;
+  bool preempted = false;
+  for (int i = 0; i < 500 && answers.size() < 3; ++i) {
+    if (Launch().empty() && !runner->busy()) break;
+    for (const NewToken& t : Done().tokens) answers[t.sequence].push_back(t.token.id);
+    for (const SequenceId id : scheduler->TakePreempted()) {
+      EXPECT_EQ(id, low);
+      preempted = true;
+      EXPECT_EQ(PhaseOf(low), Phase::kWaiting);
+      EXPECT_TRUE(scheduler->WaitsForBlocks());
+    }
+  }
+  EXPECT_TRUE(preempted);
+  EXPECT_EQ(answers[high], TrueAnswer(*NewRequest(30, 50, 1, 1)));
+  EXPECT_EQ(answers[low], TrueAnswer(*NewRequest(30, 50, 0, 2)));
+}
+
+TEST_F(SchedulerTest, AHigherPriorityDoesNotWaitForLowerOnesToEnd) {
+  Open(4, Options());
+  const SequenceId low = Add(NewRequest(40, 20, 0, 1));
+  Launch();
+  Done();
+  const SequenceId high = Add(NewRequest(40, 20, 5, 2));
+  EXPECT_EQ(Launch()[0].sequence, high);
+  EXPECT_EQ(scheduler->TakePreempted(), std::vector{low});
+}
+
+TEST_F(SchedulerTest, ASequenceWithATicketIsNeverPreempted) {
+  Open(4, Options());
+  const SequenceId sending = Add(NewRequest(40, 20, 0, 1), true);
+  Launch();
+  Done();
+  scheduler->SetPinned(sending, true);
+  Add(NewRequest(40, 20, 5, 2));
+  EXPECT_TRUE(Launch().empty());
+  EXPECT_TRUE(scheduler->TakePreempted().empty());
+  scheduler->SetPinned(sending, false);  // held by BUSY: it has no ticket and gives way (L6)
+  EXPECT_EQ(Launch().size(), 1u);
+  EXPECT_EQ(scheduler->TakePreempted(), std::vector{sending});
+  EXPECT_EQ(scheduler->Find(sending)->output.size(), 1u) << "what it knows it keeps";
+}
+
+TEST_F(SchedulerTest, WhatCanNeverFitIsRefusedAtOnceAndTheQueueIsBounded) {
+  SchedulerOptions o = Options();
+  o.max_waiting = 2;
+  o.max_context_tokens = 1000;
+  Open(4, o);
+  EXPECT_EQ(scheduler->Add(NewRequest(60, 6), {}, 1, false, now).status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(scheduler->Add(NewRequest(60, 5), {}, 1, false, now).ok()) << "the last token needs no slot";
+  EXPECT_EQ(scheduler->Add(NewRequest(1, 1000), {}, 1, true, now).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(scheduler->Add(NewRequest(0, 5), {}, 1, false, now).status().code(), Code::kInvalidArgument);
+  Add(NewRequest(60, 900), true);  // the writer needs the prompt's blocks only
+  EXPECT_EQ(scheduler->Add(NewRequest(5, 5), {}, 1, false, now).status().code(), Code::kResourceExhausted);
+  EXPECT_EQ(scheduler->Receive(NewRequest(60, 6), {}, 1, now).status().code(), Code::kInvalidArgument);
+  scheduler->set_roles({.prefill = false, .decode = false});
+  EXPECT_EQ(scheduler->Add(NewRequest(5, 5), {}, 1, false, now).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(scheduler->Receive(NewRequest(5, 5), {}, 1, now).status().code(), Code::kFailedPrecondition);
+}
+
+TEST_F(SchedulerTest, AForcedPrefixIsComputedAndTheAnswerGoesOnBehindIt) {
+  Open(20, Options());
+  const auto r = NewRequest(20, 6);
+  const std::vector<TokenId> answer = TrueAnswer(*r);
+  Progress p;
+  for (int i = 0; i < 3; ++i) p.tokens.push_back({answer[static_cast<size_t>(i)], 0, {}});
+  ASSERT_TRUE(scheduler->Add(r, p, 2, false, now).ok());
+  const auto parts = Launch();
+  EXPECT_EQ(parts[0].num_tokens, 23u);
+  EXPECT_EQ(parts[0].sample_index, 3u);
+  EXPECT_EQ(Done().tokens[0].token.id, answer[3]);
+}
+
+TEST_F(SchedulerTest, AReaderGrantsWhatItLacksAndOneBlockToGrow) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(40, 1));
+  Launch();
+  Done();
+  scheduler->End(a);  // two full blocks are cached
+  auto grant = scheduler->Receive(NewRequest(40, 30), {}, 1, now);
+  ASSERT_TRUE(grant.ok());
+  EXPECT_EQ(grant->hit_tokens, 32u);
+  EXPECT_EQ(grant->fresh[0].size(), 1u);
+  EXPECT_EQ(Owned(), 4u) << "hit, fresh and one to grow into";
+  EXPECT_FALSE(pool->IsIndexed(0, grant->fresh[0][0]));
+  // Broken: only the writable block is quarantined.
+  auto held = scheduler->Quarantine(grant->sequence);
+  EXPECT_EQ(pool->counts(0).quarantined, 1u);
+  EXPECT_EQ(Owned(), 0u);
+  EXPECT_EQ(scheduler->Find(grant->sequence), nullptr);
+  pool->Release(std::move(held[0]));
+}
+
+TEST_F(SchedulerTest, NoGrantWhileASequenceWaitsForBlocks) {
+  Open(4, Options());
+  Add(NewRequest(40, 20, 0, 1));
+  Launch();
+  Add(NewRequest(40, 20, 0, 2));
+  Done();
+  Launch();
+  EXPECT_TRUE(scheduler->WaitsForBlocks());
+  EXPECT_EQ(scheduler->Receive(NewRequest(3, 5), {}, 1, now).status().code(), Code::kResourceExhausted);
+}
+
+TEST_F(SchedulerTest, ABlockIsFoundOnlyAfterTheStepThatCompletedItIsDone) {
+  Open(20, Options());
+  const auto r = NewRequest(40, 5);
+  const std::vector<Hash128> hashes = PageHashes(ChainRoot({}, {}, ""), r->prompt);
+  const auto cached = [&] { return pool->MatchLength(ChainRoot({}, {}, ""), hashes, r->prompt, 9); };
+  Add(r);
+  Launch();
+  EXPECT_EQ(cached(), 0u) << "S9";
+  Done();
+  EXPECT_EQ(cached(), 2u);
+  EXPECT_EQ(pool->TakeEvents().stored, (std::vector{hashes[0], hashes[1]}));
+}
+
+TEST_F(SchedulerTest, AFailedStepIsRecomputedOnceThenItsSequencesFailAndHandOffsAtOnce) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(20, 5));
+  const SequenceId h = Add(NewRequest(20, 5, 0, 2), true);
+  Launch();
+  const StepOutcome first = Done(true);
+  ASSERT_EQ(first.failed.size(), 1u);
+  EXPECT_EQ(first.failed[0].sequence, h);
+  EXPECT_EQ(PhaseOf(a), Phase::kWaiting);
+  EXPECT_EQ(Owned(), 0u);
+  EXPECT_EQ(Launch()[0].first_position, 0u);
+  EXPECT_EQ(Done(true).failed[0].sequence, a);
+}
+
+TEST_F(SchedulerTest, OneSequencesFailureLeavesTheOthersOfItsStepAlone) {
+  Open(20, Options());
+  const SequenceId a = Add(NewRequest(20, 5));
+  const SequenceId b = Add(NewRequest(20, 5, 0, 2));
+  Launch();
+  StepResult result = runner->Done(false);
+  result.tokens.erase(result.tokens.begin());
+  result.failed.push_back({a, InternalError("logits are not finite")});
+  const StepOutcome outcome = scheduler->OnStepDone(result, now);
+  EXPECT_EQ(outcome.failed[0].sequence, a);
+  EXPECT_EQ(outcome.tokens[0].sequence, b);
+  EXPECT_EQ(PhaseOf(a), Phase::kFinished);
+}
+
+TEST_F(SchedulerTest, LoadCountsWhatWaitsAndWhatRuns) {
+  SchedulerOptions o = Options();
+  o.max_running = 1;
+  o.max_prefill_tokens = 10;
+  Open(20, o);
+  Add(NewRequest(30, 5));
+  Add(NewRequest(7, 5, 0, 2));
+  Launch();
+  const SchedulerLoad load = scheduler->Load();
+  EXPECT_EQ(load.waiting, 1u);
+  EXPECT_EQ(load.running, 1u);
+  EXPECT_EQ(load.queued_tokens, 27u);
+  EXPECT_EQ(load.free_blocks[0], 18u);
+}
+
+TEST_F(SchedulerTest, OptionsThatCouldStarvePrefillAreRefused) {
+  SchedulerOptions o = Options();
+  o.max_step_tokens = o.max_running;
+  EXPECT_EQ(Validate(o).code(), Code::kInvalidArgument);
+  o = Options();
+  o.max_prefill_tokens = 0;
+  EXPECT_EQ(Validate(o).code(), Code::kInvalidArgument);
+  EXPECT_TRUE(Validate(Options()).ok());
+}
+
+}  // namespace
+}  // namespace baton
