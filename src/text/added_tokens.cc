@@ -18,6 +18,14 @@ void MarkedRuns::Append(std::string_view more, bool trusted) {
   }
 }
 
+void MarkedRuns::Append(const MarkedRuns& more) {
+  size_t at = 0;
+  for (const Run& run : more.runs) {
+    Append(std::string_view(more.text).substr(at, run.end - at), run.trusted);
+    at = run.end;
+  }
+}
+
 namespace {
 
 size_t RunAt(const std::vector<MarkedRuns::Run>& runs, size_t at) {

@@ -23,6 +23,7 @@ struct MarkedRuns {
   std::vector<Run> runs;
 
   void Append(std::string_view more, bool trusted);
+  void Append(const MarkedRuns& more);
   MarkedRuns Slice(size_t begin, size_t end) const;
   bool AllTrusted(size_t begin, size_t end) const;
 };
