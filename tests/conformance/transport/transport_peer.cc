@@ -1,1 +1,150 @@
-int main(){return 0;}
+// A worker in a process of its own, for the tests that kill or stop one: a UCX transport driven by lines on stdin,
+// its events as lines on stdout. usage: transport_peer NAME COUNTER TLS POOL_BYTES SEED
+//   open NAME COUNTER RANDOM DESCRIPTOR   admit SLOT WRITER COUNTER RANDOM BYTES   retire SLOT
+//   post OP SLOT NAME COUNTER RANDOM INCARNATION_RANDOM BYTES    (source 0 to block 0; reader's incarnation named)
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <sstream>
+#include <string>
+
+#include "base/hash.h"
+#include "base/rng.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace baton {
+namespace {
+
+class EventFdWaker : public Waker {
+ public:
+  void Wake() override {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(fd, &one, sizeof(one));
+  }
+  const int fd = eventfd(0, EFD_NONBLOCK);
+};
+
+std::string Hex(std::span<const std::byte> bytes) {
+  std::string out;
+  for (std::byte b : bytes) {
+    char two[3];
+    std::snprintf(two, sizeof(two), "%02x", static_cast<unsigned>(b));
+    out += two;
+  }
+  return out;
+}
+std::vector<std::byte> FromHex(const std::string& hex) {
+  std::vector<std::byte> out;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) {
+    out.push_back(static_cast<std::byte>(std::stoul(hex.substr(i, 2), nullptr, 16)));
+  }
+  return out;
+}
+
+ProcessId ReadProcess(std::istream& in) {
+  ProcessId p;
+  in >> p.name >> p.incarnation.counter >> p.incarnation.random;
+  return p;
+}
+
+struct Peer {
+  ProcessId self;
+  EventFdWaker waker;
+  std::unique_ptr<UcxTransport> transport;
+  std::span<std::byte> pool;
+
+  void Command(const std::string& line) {
+    std::istringstream in(line);
+    std::string verb;
+    in >> verb;
+    if (verb == "open") {
+      const ProcessId reader = ReadProcess(in);
+      std::string hex;
+      in >> hex;
+      transport->Open(reader, FromHex(hex));
+    } else if (verb == "admit") {
+      uint32_t slot = 0;
+      in >> slot;
+      const ProcessId writer = ReadProcess(in);
+      uint64_t bytes = 0;
+      in >> bytes;
+      transport->Admit({self.incarnation, slot, 1}, writer, {0}, {bytes});
+    } else if (verb == "retire") {
+      uint32_t slot = 0;
+      in >> slot;
+      transport->Retire({self.incarnation, slot, 1});
+    } else if (verb == "post") {
+      uint64_t op = 0, bytes = 0;
+      uint32_t slot = 0;
+      in >> op >> slot;
+      const ProcessId reader = ReadProcess(in);
+      in >> bytes;
+      transport->Post({static_cast<OpId>(op), reader, {reader.incarnation, slot, 1}, static_cast<ChunkIndex>(op), 1,
+                       {{0, 0, 0, bytes}}, {0}});
+    }
+  }
+  void Report(const TransportEvent& event) {
+    if (const auto* a = std::get_if<ChunkArrived>(&event)) {
+      std::cout << "arrived " << a->chunk << ' ' << a->digest << std::endl;
+    } else if (const auto* q = std::get_if<Quiesced>(&event)) {
+      std::cout << "quiesced " << Raw(q->op) << ' ' << q->status.ok() << std::endl;
+    } else if (const auto* o = std::get_if<PeerOpened>(&event)) {
+      std::cout << "opened " << o->status.ToString() << std::endl;
+    } else if (std::get_if<PeerLost>(&event) != nullptr) {
+      std::cout << "lost" << std::endl;
+    } else if (std::get_if<Quiet>(&event) != nullptr) {
+      std::cout << "quiet" << std::endl;
+    }
+  }
+  void Loop() {
+    std::string buffer;
+    while (true) {
+      pollfd fds[2] = {{0, POLLIN, 0}, {waker.fd, POLLIN, 0}};
+      if (poll(fds, 2, -1) < 0) return;
+      uint64_t count = 0;
+      if (fds[1].revents & POLLIN) [[maybe_unused]] const ssize_t n = read(waker.fd, &count, sizeof(count));
+      if (fds[0].revents & (POLLIN | POLLHUP)) {
+        char chunk[4096];
+        const ssize_t n = read(0, chunk, sizeof(chunk));
+        if (n <= 0) return;
+        buffer.append(chunk, static_cast<size_t>(n));
+        for (size_t end; (end = buffer.find('\n')) != std::string::npos; buffer.erase(0, end + 1)) {
+          Command(buffer.substr(0, end));
+        }
+      }
+      std::vector<TransportEvent> events;
+      transport->Poll(&events);
+      for (const TransportEvent& event : events) Report(event);
+    }
+  }
+};
+
+int Main(char** argv) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the test
+  Peer peer;
+  peer.self = {argv[1], {std::stoull(argv[2]), 77}};
+  UcxOptions options;
+  options.self = peer.self;
+  options.tls = argv[3];
+  auto transport = UcxTransport::Create(options, &peer.waker);
+  if (!transport.ok()) return std::cerr << transport.status().ToString() << '\n', 1;
+  peer.transport = *std::move(transport);
+  auto pool = peer.transport->AllocatePool(std::stoull(argv[4]));
+  if (!pool.ok()) return std::cerr << pool.status().ToString() << '\n', 1;
+  peer.pool = *pool;
+  std::memset(peer.pool.data(), std::stoi(argv[5]), peer.pool.size());
+  std::cout << "descriptor " << Hex(peer.transport->LocalDescriptor()) << std::endl;
+  peer.Loop();
+  return 0;
+}
+
+}  // namespace
+}  // namespace baton
+
+int main(int argc, char** argv) { return argc == 6 ? baton::Main(argv) : 2; }
