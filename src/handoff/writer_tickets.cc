@@ -201,11 +201,11 @@ void WriterTickets::Finished(const ChildEpoch& key, Progress progress, TimePoint
 }
 
 void WriterTickets::Posted(const WriterPost& post, OpId op, TimePoint now) {
-  (void)now;
   WriterChild* c = Get(post.key);
   BATON_CHECK(c != nullptr, "Posted for an unknown child");
   ops_[op] = {post, c->ticket};
   ++c->ops_in_flight;
+  c->next_send = now + options_.stall_after;
 }
 
 void WriterTickets::OnQuiesced(const Quiesced& quiesced, TimePoint now, WriterActions* out) {
@@ -230,6 +230,7 @@ void WriterTickets::OnQuiesced(const Quiesced& quiesced, TimePoint now, WriterAc
   chunk.quiesced = true;
   chunk.digest = quiesced.digest;
   c->last_quiesced = now;
+  c->next_send = c->ops_in_flight > 0 ? now + options_.stall_after : kNever;
   const uint64_t bytes = c->grid.BytesOf(c->grid.At(op.post.chunk));
   c->bytes_quiesced += bytes;
   const uint32_t layers = layout_.groups.empty() ? 0 : layout_.groups[0].num_layers;
@@ -385,7 +386,7 @@ void WriterTickets::Tick(TimePoint now, WriterActions* out) {
         SendReserve(c, now, out);
         break;
       case WriterState::kPushing:
-        c.next_send = kNever;
+        Stop(c, WriterFailure{c.key, HandoffFailure::kPeerLost, "a transfer does not end"}, now, out);
         break;
       case WriterState::kCommitting:
         if (now >= c.commit_until) {

@@ -27,6 +27,7 @@ struct WriterOptions {
   Duration commit_repeat = std::chrono::milliseconds(20);    // doubles up to commit_repeat_max
   Duration commit_repeat_max = std::chrono::milliseconds(500);
   Duration commit_give_up = std::chrono::seconds(10);        // then the outcome is undecided
+  Duration stall_after = std::chrono::seconds(5);       // PUSHING with ops in flight and none that ends
   Duration drained_repeat = std::chrono::milliseconds(200);
   Duration sever_after = std::chrono::seconds(5);            // STOPPING with ops in flight
   uint32_t max_repushes = 2;

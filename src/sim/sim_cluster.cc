@@ -126,6 +126,19 @@ void SimCluster::Pause(size_t index, Duration how_long) {
   workers_[index]->paused_until = std::max(workers_[index]->paused_until, now() + how_long);
 }
 
+void SimCluster::Supervise() {
+  for (const auto& w : workers_) {
+    if (w->core == nullptr) continue;
+    for (const ReaderTicket* t : w->core->connector().reader().Live()) {
+      if (t->state != TicketState::kQuarantined || now() - t->quarantined_at < std::chrono::seconds(10)) continue;
+      const size_t writer = IndexOf(t->writer);
+      if (writer == workers_.size()) continue;
+      Kill(writer);
+      return Restart(writer);
+    }
+  }
+}
+
 void SimCluster::FailStep(size_t index) {
   if (workers_[index]->runner != nullptr) {
     workers_[index]->runner->FailNextStep(InternalError("the device failed (simulated)"));

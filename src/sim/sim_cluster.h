@@ -62,6 +62,8 @@ class SimCluster {
   void BreakFrontLink(size_t worker);
   void BreakPairLinks(size_t worker);
   void FailStep(size_t worker);
+  // The supervisor (L9): a writer that is alive but keeps a quarantine for 10 s is killed and started again.
+  void Supervise();
   // Every client request is lost; workers redial the new incarnation.
   void RestartFront();
   void StopFaults();
@@ -97,7 +99,6 @@ class SimCluster {
   using LinkKey = std::pair<size_t, LinkId>;  // (process, its name of the link)
 
   Duration Delay();
-  void Boot(Worker& w);
   void Wake(size_t worker);
   void Turn(size_t worker);
   void ArmTimer(size_t worker);

@@ -106,6 +106,7 @@ void Scenario::OnEvent(ClientHandle handle, const ClientEvent& event) {
       ++counts_.cancelled;
     } else {
       ++counts_.failed;
+      if (options_.every_request_succeeds) Violation("a request failed: " + failed->status.ToString());
       ++counts_.failures[std::string(CodeName(failed->status.code())) + " " + failed->reason];
     }
   }
@@ -162,6 +163,11 @@ std::string Scenario::Run() {
   const TimePoint heal = start + options_.arrivals_over + options_.faults_over + milliseconds(400);
   cluster_->loop().At(heal, [this] { cluster_->StopFaults(); });
   const TimePoint limit = heal + seconds(90);
+  const std::function<void()> supervise = [this, &supervise] {
+    cluster_->Supervise();
+    cluster_->loop().After(seconds(1), supervise);
+  };
+  cluster_->loop().At(start, supervise);
   bool healed = false;
   while (violation_.empty() && cluster_->now() < limit) {
     if (!cluster_->RunOne()) break;

@@ -19,6 +19,7 @@ struct ScenarioOptions {
   Duration arrivals_over = std::chrono::milliseconds(300);
   double cancel = 0.1;           // share of requests
   double greedy = 0.5;
+  bool every_request_succeeds = false;  // a failure that the client did not ask for is a violation
   uint32_t max_prompt = 120, max_answer = 40;
   uint32_t kills = 0, pauses = 0, front_breaks = 0, pair_breaks = 0, step_failures = 0, front_restarts = 0;
   Duration pause_for = std::chrono::milliseconds(1500);
