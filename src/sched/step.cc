@@ -17,6 +17,8 @@ StepPlan Scheduler::Schedule(TimePoint now) {
   draft.plan.id = draft.step.id = StepId{next_step_};
   draft.plan.zero.resize(pool_->num_groups());
   draft.step.launched = now;
+  draft.plan.sequences.reserve(active_.size());
+  draft.step.parts.reserve(active_.size());
   draft.tokens_left = options_.max_step_tokens;
   draft.prefill_left = options_.max_prefill_tokens;
 
@@ -236,8 +238,9 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
                   "the runner's tokens do not match the plan");
       sampled = &*token++;
     }
-    if (!IsCurrent(part)) continue;
-    Sequence* s = &Get(part.sequence);
+    std::unique_ptr<Sequence>* held = sequences_.Find(part.sequence);
+    if (held == nullptr || (*held)->run != part.run) continue;  // discarded, see Sequence::run
+    Sequence* s = held->get();
     --s->steps_in_flight;
     if (why == nullptr) {
       PartDone(part, s, sampled, now, &outcome);
