@@ -212,7 +212,9 @@ void FrontRequest::OnToken(WorkerId from, const TokenEvent& event, const FrontCo
   }
   if (event.token.id == tokens_[event.index].id || !ctx.options.rules.Holds(Rule::kS7)) {
     ++ctx.counters.duplicates;
-    return;
+    if (event.finish == FinishReason::kNone) return;
+    ++ctx.counters.finish_faults;  // the client has this token and the answer was not over: it ended there wrongly
+    return EndEpoch(Price::kBudget, {}, "the worker ended an answer that the stop rules do not end", ctx);
   }
   ++ctx.counters.replay_faults;
   spdlog::error("request {} ({}): token {} of epoch {} is {} and was {} before", ToString(child_), request_id_,

@@ -64,7 +64,8 @@ struct Router::State {
   HolderIndex holders;
   struct Entry {
     Placement placement;
-    LedgerShare decode_share;   // counted at D of a pair
+    uint64_t expected = 0;     // its number at P or at the local worker
+    LedgerShare decode_share;  // counted at D of a pair
     bool prefill_open = false;  // the credit is out
     bool decode_open = false;
   };
@@ -288,7 +289,7 @@ Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint no
     const double prefill = w.Prefill(q.prompt_tokens - cached, cached);
     double step = 0;
     // A prompt computed here holds up every answer that runs here.
-    const double disturbed = 0.1 * w.heartbeat.running * prefill;
+    const double disturbed = 0.1 * (w.heartbeat.running + w.inbound_sequences) * prefill;
     const Candidate c{slot, DecodeSeconds(w, q, now, &step) + prefill + disturbed, rng.Next()};
     if (!Better(c, winner)) continue;
     winner = c;
@@ -407,7 +408,7 @@ void Router::Dispatched(ChildId child, Epoch epoch, const Placement& placement, 
   if (WorkerView* w = s.Find(pair ? placement.prefill : placement.decode)) {
     e.prefill_open = true;
     ++w->credits_used;
-    w->Expect(share(*w, true, !pair), now);
+    e.expected = w->Expect(share(*w, true, !pair), now);
   }
   if (WorkerView* w = pair ? s.Find(placement.decode) : nullptr) {
     e.decode_share = share(*w, false, true);
@@ -423,7 +424,7 @@ void Router::PrefillEnded(ChildId child, Epoch epoch) {
   if (it == s.ledger.end() || it->second.placement.mode != Placement::Mode::kDisaggregated) return;
   State::Entry& e = it->second;
   WorkerView* p = s.Find(e.placement.prefill);
-  if (p != nullptr && e.prefill_open) --p->credits_used;
+  if (p != nullptr && e.prefill_open) --p->credits_used, p->Forget(e.expected);
   WorkerView* d = s.Find(e.placement.decode);
   if (d != nullptr && e.decode_open) d->Release(e.decode_share);
   e.prefill_open = e.decode_open = false;
@@ -436,7 +437,7 @@ void Router::Ended(ChildId child, Epoch epoch) {
   State::Entry& e = it->second;
   const bool pair = e.placement.mode == Placement::Mode::kDisaggregated;
   WorkerView* p = s.Find(pair ? e.placement.prefill : e.placement.decode);
-  if (p != nullptr && e.prefill_open) --p->credits_used;
+  if (p != nullptr && e.prefill_open) --p->credits_used, p->Forget(e.expected);
   WorkerView* d = pair ? s.Find(e.placement.decode) : nullptr;
   if (d != nullptr && e.decode_open) d->Release(e.decode_share);
   s.ledger.erase(it);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <utility>
 
 #include "baton/check.h"
 #include "baton/clock.h"
@@ -87,10 +88,17 @@ struct WorkerView {
     return cost[0] + cost[3] * batch + cost[4] * static_cast<double>(context);
   }
 
-  // Work whose command was sent now: the next heartbeats will tell of it.
-  void Expect(const LedgerShare& share, TimePoint now) {
+  // Work whose command was sent now: the next heartbeats will tell of it. Returns its number, for Forget.
+  uint64_t Expect(const LedgerShare& share, TimePoint now) {
     Promise(share);
-    expected_.push_back({now, share});
+    expected_.push_back({now, share, true});
+    return first_expected_ + expected_.size() - 1;
+  }
+  // It ended, perhaps before any heartbeat told of it.
+  void Forget(uint64_t number) {
+    if (number < first_expected_) return;  // confirmed
+    Expected& e = expected_[number - first_expected_];
+    if (std::exchange(e.open, false)) Release(e.share);
   }
   // Work that another worker will bring; stays until Release.
   void Promise(const LedgerShare& share) {
@@ -114,8 +122,9 @@ struct WorkerView {
     if (heartbeat.queued_work < Duration::zero()) heartbeat.queued_work = Duration::zero();
     if (const auto model = CostModel::Import(h.cost); model.ok()) cost = (*model).coefficients();
     while (!expected_.empty() && expected_.front().at + confirm_after <= now) {
-      Release(expected_.front().share);
+      if (expected_.front().open) Release(expected_.front().share);
       expected_.pop_front();
+      ++first_expected_;
     }
     if (expected_.empty() && inbound_sequences == 0) unconfirmed_seconds = 0;
   }
@@ -124,8 +133,10 @@ struct WorkerView {
   struct Expected {
     TimePoint at;
     LedgerShare share;
+    bool open;
   };
   std::deque<Expected> expected_;  // by dispatch time
+  uint64_t first_expected_ = 0;    // number of the first one
 };
 
 }  // namespace baton
