@@ -50,7 +50,7 @@ struct GroupQ4_0 {
   const uint8_t* base;
   Lanes d, minus_8d;
   BATON_INLINE explicit GroupQ4_0(const uint8_t* group)
-      : base(group + 32), d(DecodeF16(group)), minus_8d(Mul(d, Set(-8.0f))) {}
+      : base(group + 32), d(NibbleScale(DecodeF16(group))), minus_8d(Mul(DecodeF16(group), Set(-8.0f))) {}
   // (q - 8) * d needs at most 15 bits, so q * d - 8 d is the same exact number (but for the zero's sign, which
   // no sum from +0 can show).
   BATON_INLINE Lanes At(uint32_t i) const { return Fma(DecodeNibbles(base + i * 8), d, minus_8d); }
@@ -59,7 +59,7 @@ struct GroupQ4_1 {
   const uint8_t* base;
   Lanes d, min;
   BATON_INLINE explicit GroupQ4_1(const uint8_t* group)
-      : base(group + 64), d(DecodeF16(group)), min(DecodeF16(group + 32)) {}
+      : base(group + 64), d(NibbleScale(DecodeF16(group))), min(DecodeF16(group + 32)) {}
   BATON_INLINE Lanes At(uint32_t i) const { return Fma(DecodeNibbles(base + i * 8), d, min); }
 };
 
@@ -111,6 +111,12 @@ void GemvPanels(const GemmParams& p, size_t panel) {
         for (uint32_t i = 0; i < k - k0; ++i) step(weights, i);
       }
     };
+    // Panels are short streams: the same place of the next ones is fetched ahead.
+    const uint8_t* next = group + kPanels * p.w.panel_bytes;
+#pragma GCC unroll 2
+    for (uint32_t j = 0; j < kPanels; ++j) {
+      for (uint32_t b = 0; b < kGroupBytes; b += 64) PrefetchL2(next + j * p.w.panel_bytes + b);
+    }
     if constexpr (kPanels == 1) {
       const Group weights[1] = {Group(group)};
       run(weights);
@@ -304,6 +310,7 @@ struct AttentionTile {
   uint32_t kv_head;
   size_t row;
   uint32_t position;
+  uint32_t end;       // tokens that the last row sees
   uint32_t group;     // query heads per KV head
   uint32_t vectors;   // rows * group; vector = row * group + query head
   uint32_t head_dim;
@@ -363,11 +370,14 @@ void ScoresDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
   for (uint32_t i = 0; i < count; i += 16) {
     const uint8_t* tile = CacheTile(t, first + i, false);
     const uint32_t in_block = (first + i) % block_tokens;
+    // The V of these tokens, a line per pair of dimensions; it is read next.
+    const uint8_t* ahead = CacheTile(t, first + i, true) + size_t{in_block} * head_dim * 2;
     Lanes dot[kRows];
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < kRows; ++r) dot[r] = Zero();
     for (uint32_t d2 = 0; d2 < head_dim / 2; ++d2) {
       const PairLanes k = KeyPairs(tile, block_tokens, in_block, d2);
+      PrefetchL2(ahead + size_t{d2} * 64);
 #pragma GCC unroll 4
       for (uint32_t r = 0; r < kRows; ++r) dot[r] = Fma(k.first, Set(q[r * head_dim + d2 * 2]), dot[r]);
 #pragma GCC unroll 4
@@ -390,8 +400,12 @@ void ValuesDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
       const uint8_t* tile = CacheTile(t, first + done, true);
       const uint32_t in_block = (first + done) % block_tokens;
       const uint32_t here = Least(block_tokens - in_block, count - done);
+      // This chunk of dimensions' share of the next piece's K, a line per pair of tokens.
+      const uint32_t next = first + kAttentionPiece + done;
+      const uint8_t* ahead = next < t.end ? CacheTile(t, next, false) + size_t{d} * block_tokens * 2 : tile;
       for (uint32_t i = 0; i < here; i += 2) {
         const PairLanes v = ValuePairs(t, tile, in_block + i, d);
+        PrefetchL2(ahead + size_t{i} * 32);
         const float* w = weights + done + i;  // past `count` the weights are 0
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < kRows; ++r) sum[r] = Fma(v.first, Set(w[r * kAttentionPiece]), sum[r]);
@@ -511,9 +525,8 @@ void Attend(const AttentionTile& t) {
   for (uint32_t r = 0; r < rows; ++r) {
     __builtin_memcpy(t.s->q + r * row_floats, p.q + (t.row + r) * p.q_stride + head, row_floats * sizeof(float));
   }
-  const uint32_t end = t.position + rows;  // tokens that the last row sees
-  for (uint32_t first = 0; first < end; first += kAttentionPiece) {
-    const uint32_t count = Least(kAttentionPiece, end - first);
+  for (uint32_t first = 0; first < t.end; first += kAttentionPiece) {
+    const uint32_t count = Least(kAttentionPiece, t.end - first);
     Scores(t, first, count);
     PieceSum sums[kTileVectors];
     for (uint32_t v = 0; v < t.vectors; ++v) {
@@ -562,7 +575,9 @@ void Attention(const AttentionParams& p, size_t begin, size_t end, void* scratch
       for (size_t row = span.first_row > first_row ? span.first_row : first_row; row < stop; row += tile_rows) {
         t.row = row;
         t.position = span.first_position + static_cast<uint32_t>(row - span.first_row);
-        t.vectors = Least(tile_rows, static_cast<uint32_t>(stop - row)) * t.group;
+        const uint32_t rows = Least(tile_rows, static_cast<uint32_t>(stop - row));
+        t.end = t.position + rows;
+        t.vectors = rows * t.group;
         Attend(t);
       }
     }

@@ -124,12 +124,17 @@ BATON_INLINE Lanes DecodeInt8(const uint8_t* p) {
   };
   return {half(p), half(p + 8)};
 }
-// 8 bytes: low nibbles are columns 0..7, high nibbles 8..15. Values 0..15.
+// 8 bytes: low nibbles are columns 0..7, high nibbles 8..15. High ones stay in place and count 16-fold, which the
+// scale of those columns takes back exactly: NibbleScale(d) * DecodeNibbles(p) is d * q.
 BATON_INLINE Lanes DecodeNibbles(const uint8_t* p) {
   const __m256i v = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return {_mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32(15))),
-          _mm256_cvtepi32_ps(_mm256_srli_epi32(v, 4))};
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32(0x0f))),
+          _mm256_cvtepi32_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xf0)))};
 }
+BATON_INLINE Lanes NibbleScale(Lanes d) { return {d.lo, _mm256_mul_ps(d.hi, _mm256_set1_ps(0.0625f))}; }
+
+// Fetches a line into L2. The address may be anything.
+BATON_INLINE void PrefetchL2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace
 }  // namespace baton
