@@ -13,6 +13,7 @@
 
 #include "base/hash.h"
 #include "transport/admission_table.h"
+#include "transport/digest_copy.h"
 #include "transport/pieces.h"
 #include "transport/wire.h"
 
@@ -230,7 +231,7 @@ void LocalTransport::Worker::Handle(TransferPost post) {
   ops_.push_back(std::move(op));
 }
 
-// One slice of the oldest op: digest, then copy, while the bytes are in the cache.
+// One slice of the oldest op.
 void LocalTransport::Worker::CopySlice() {
   Op& op = *ops_.front();
   std::vector<TargetPiece> targets;
@@ -252,12 +253,14 @@ void LocalTransport::Worker::CopySlice() {
     return;
   }
   uint64_t placed = 0;
+  const auto source = [&](size_t i) { return port_->pool.subspan(op.pieces[i].source, op.pieces[i].bytes); };
   for (size_t i = 0; i < places.size(); ++i) {
-    const auto source = port_->pool.subspan(op.pieces[op.next + i].source, places[i].size());
-    op.hash.Add(source);
-    std::memcpy(places[i].data(), source.data(), source.size());
-    placed += source.size();
+    const size_t next = op.next + i + 1;
+    DigestAndCopy(places[i].data(), source(op.next + i), &op.hash,
+                  next < op.pieces.size() ? source(next) : std::span<std::byte>());
+    placed += places[i].size();
   }
+  FenceCopies();
   op.reader->admissions.End(op.post.ticket);
   Count(op.reader->counters.bytes_placed, placed);
   op.next = last;

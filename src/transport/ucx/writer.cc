@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "transport/digest_copy.h"
 #include "transport/pieces.h"
 
 namespace baton {
@@ -37,7 +38,7 @@ struct UcxWriter::Op {
   std::vector<CopyPiece> pieces;
   size_t next = 0;             // first piece not yet posted
   StreamHash64 hash;
-  uint32_t waiting = 0;        // puts, a flush or batches not yet complete
+  uint32_t waiting = 0;        // batches not yet complete
   bool posted = false;         // nothing more will be posted
   Status status;
   TimePoint deadline = kNever;  // moves with every progress
@@ -51,7 +52,7 @@ struct UcxWriter::Link {
   TransferMode mode{};
   std::unique_ptr<UcxEndpoint> endpoint;
   ucp_rkey_h rkey = nullptr;
-  uint32_t puts = 0;  // without their callback
+  std::byte* mapped = nullptr;  // one-sided: the reader's pool in this process
   bool open = false;
   bool closing = false;
   Status why;  // it closes
@@ -131,10 +132,11 @@ Status UcxWriter::Connect(Link& link) {
       link.rkey = nullptr;
       return FromUcx(s, "the reader's pool cannot be mapped");
     }
-    void* mapped = nullptr;  // a key without a direct mapping would be served by the reader's thread: not one-sided
+    void* mapped = nullptr;
     if (ucs_status_t s = ucp_rkey_ptr(link.rkey, link.remote.pool_base, &mapped); s != UCS_OK) {
       return FromUcx(s, "the reader's pool is not mapped here; set tls=tcp");
     }
+    link.mapped = static_cast<std::byte*>(mapped);
   }
   const UcxHello hello{link.number, link.remote.instance, options_.self, link.mode, context_->address()};
   link.endpoint->Send(UcxMessage::kHello, hello.Encode());
@@ -168,7 +170,7 @@ void UcxWriter::Lose(Link& link, Status why) {
 void UcxWriter::BeginClose(Link& link, Status why) {
   link.closing = true;
   link.why = std::move(why);
-  if (link.rkey != nullptr && link.puts == 0) {
+  if (link.rkey != nullptr) {  // unmaps the reader's pool
     ucp_rkey_destroy(link.rkey);
     link.rkey = nullptr;
   }
@@ -199,8 +201,6 @@ bool UcxWriter::closing_any() const {
 
 // The endpoint is closed and no callback is outstanding: the sources are free.
 void UcxWriter::FinishLink(Link& link) {
-  if (link.rkey != nullptr) ucp_rkey_destroy(link.rkey);
-  link.rkey = nullptr;
   for (auto& [id, op] : link.active) Report(*op, link.why);
   for (auto& op : link.waiting) Report(*op, link.why);
   link.active.clear();
@@ -294,72 +294,31 @@ bool UcxWriter::PostSlice(Link& link, TimePoint now) {
     link.current = it->second.get();
   }
   Op& op = *link.current;
-  const bool did = link.mode == TransferMode::kOneSided ? PutSlice(link, op) : SendBatch(link, op);
+  bool did = true;
+  if (link.mode == TransferMode::kOneSided) {
+    PutSlice(link, op);
+  } else {
+    did = SendBatch(link, op);
+  }
   if (op.posted) link.current = nullptr;
   return did;
 }
 
-bool UcxWriter::PutSlice(Link& link, Op& op) {
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = &UcxWriter::OnPut;
-  param.user_data = &op;
+// Stores straight into the reader's pool, which is mapped here: complete at the target once fenced.
+void UcxWriter::PutSlice(Link& link, Op& op) {
+  const std::span<std::byte> pool = context_->pool();
   for (uint64_t bytes = 0; op.next < op.pieces.size() && bytes < kSliceBytes; ++op.next) {
     const CopyPiece& piece = op.pieces[op.next];
-    const auto source = context_->pool().subspan(piece.source, piece.bytes);
-    op.hash.Add(source);  // just before the copy, which then finds the bytes in the cache
-    const uint64_t target = link.remote.pool_base + op.post.target_base[piece.target_block] + piece.target_offset;
-    void* request = ucp_put_nbx(link.endpoint->ep(), source.data(), source.size(), target, link.rkey, &param);
-    if (UCS_PTR_IS_ERR(request)) {
-      link.endpoint->Break(FromUcx(UCS_PTR_STATUS(request), "put"));
-      return true;
-    }
-    if (UCS_PTR_IS_PTR(request)) {
-      link.endpoint->Hold();
-      ++link.puts;
-      ++op.waiting;
-    }
+    std::span<const std::byte> ahead;
+    if (op.next + 1 < op.pieces.size()) ahead = pool.subspan(op.pieces[op.next + 1].source, op.pieces[op.next + 1].bytes);
+    DigestAndCopy(link.mapped + op.post.target_base[piece.target_block] + piece.target_offset,
+                  pool.subspan(piece.source, piece.bytes), &op.hash, ahead);
     bytes += piece.bytes;
     Count(counters_->pieces);
   }
+  FenceCopies();
+  op.posted = op.next == op.pieces.size();
   op.deadline = now_ + options_.op_timeout;
-  return op.next < op.pieces.size() || Flush(link, op);
-}
-
-// Completes when everything put on the endpoint is complete at the target.
-bool UcxWriter::Flush(Link& link, Op& op) {
-  op.posted = true;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = &UcxWriter::OnFlushed;
-  param.user_data = &op;
-  void* request = ucp_ep_flush_nbx(link.endpoint->ep(), &param);
-  if (UCS_PTR_IS_ERR(request)) {
-    link.endpoint->Break(FromUcx(UCS_PTR_STATUS(request), "flush"));
-    ++op.waiting;  // never complete: it ends with the link
-  } else if (UCS_PTR_IS_PTR(request)) {
-    link.endpoint->Hold();
-    ++op.waiting;
-  }
-  return true;
-}
-
-void UcxWriter::OnPut(void* request, ucs_status_t status, void* user) {
-  auto* op = static_cast<Op*>(user);
-  --op->link->puts;
-  OnFlushed(request, status, user);
-}
-
-void UcxWriter::OnFlushed(void* request, ucs_status_t status, void* user) {
-  auto* op = static_cast<Op*>(user);
-  op->link->endpoint->Release();
-  // A failed operation stays counted, so that the op cannot pass for complete; it ends with the link.
-  if (status == UCS_OK) {
-    --op->waiting;
-  } else {
-    op->link->endpoint->Break(FromUcx(status, "put"));
-  }
-  ucp_request_free(request);
 }
 
 bool UcxWriter::SendBatch(Link& link, Op& op) {

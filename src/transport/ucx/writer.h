@@ -1,7 +1,7 @@
 // The writer's half of a UCX transport: links that this process opened, and the ops posted on them. Progress
-// thread only. An op is posted in slices; it is complete once every byte is complete at the target (one-sided: an
-// endpoint flush; receiver-posted: the reader's word for each data message), and only then is its notice sent and
-// Quiesced reported. An op of a link that broke or was closed is reported after UCX let go of its source.
+// thread only. An op is posted in slices; it is complete once every byte is complete at the target (one-sided: stored
+// in the mapped pool and fenced; receiver-posted: the reader's word for each data message), and only then is its
+// notice sent and Quiesced reported. An op of a link that broke or was closed is reported after UCX let go of its source.
 #pragma once
 
 #include <cstddef>
@@ -55,16 +55,13 @@ class UcxWriter {
   Status CheckTargets(const Op& op, const Link& link) const;
   bool AdvanceLink(Link& link, TimePoint now);
   bool PostSlice(Link& link, TimePoint now);
-  bool PutSlice(Link& link, Op& op);
+  void PutSlice(Link& link, Op& op);
   bool SendBatch(Link& link, Op& op);
-  bool Flush(Link& link, Op& op);
   bool ReapOps(Link& link);
   void Report(Op& op, Status status);
   void Lose(Link& link, Status why);
   void BeginClose(Link& link, Status why);
   void FinishLink(Link& link);
-  static void OnPut(void* request, ucs_status_t status, void* user);
-  static void OnFlushed(void* request, ucs_status_t status, void* user);
   static void OnBatchSent(void* request, ucs_status_t status, void* user);
 
   UcxContext* const context_;

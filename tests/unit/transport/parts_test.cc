@@ -1,10 +1,13 @@
 // The pure parts under every transport: pieces, wire forms, admissions, the fault policy.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/rng.h"
 #include "transport/admission_table.h"
+#include "transport/digest_copy.h"
 #include "transport/fault_policy.h"
 #include "transport/pieces.h"
 #include "transport/ucx/descriptor.h"
@@ -70,6 +73,37 @@ TEST(NormalizePieces, RefusesSourcesOutsideThePoolAndTooManyPieces) {
   const std::vector<CopyPiece> many(kMaxPiecesPerPost + 1, {0, 0, 0, 1});
   EXPECT_FALSE(NormalizePieces(many, 4096).ok());
   EXPECT_TRUE(NormalizePieces(std::span(many).first(kMaxPiecesPerPost), 4096).ok());
+}
+
+// ---- digest and copy ----------------------------------------------------------------------------
+
+TEST(DigestAndCopyTest, CopiesAndDigestsEveryByteAtAnyAlignmentAndNothingElse) {
+  constexpr size_t kSize = 40000;
+  std::vector<std::byte> from(kSize + 64), to(kSize + 64);
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(seed);
+    for (size_t i = 0; i + 8 <= from.size(); i += 8) {
+      const uint64_t x = rng.Next();
+      std::memcpy(from.data() + i, &x, 8);
+    }
+    std::fill(to.begin(), to.end(), std::byte{0xEE});
+    std::vector<std::byte> expected = to;
+    StreamHash64 hash, plain;
+    size_t at = rng.Below(80);
+    while (true) {  // pieces back to back and apart, aligned and not
+      const size_t bytes = rng.Chance(0.3) ? rng.Below(100) : rng.Below(9000);
+      const size_t source = rng.Below(from.size() - std::min(bytes, from.size()) + 1);
+      if (at + bytes > to.size()) break;
+      const auto piece = std::span<const std::byte>(from).subspan(source, bytes);
+      DigestAndCopy(to.data() + at, piece, &hash, std::span<const std::byte>(from).first(rng.Below(6000)));
+      plain.Add(piece);
+      std::copy(piece.begin(), piece.end(), expected.begin() + static_cast<long>(at));
+      at += bytes + (rng.Chance(0.5) ? 0 : rng.Below(70));
+    }
+    FenceCopies();
+    ASSERT_EQ(to, expected) << "seed " << seed;
+    ASSERT_EQ(hash.Digest(), plain.Digest()) << "seed " << seed;
+  }
 }
 
 // ---- wire forms ---------------------------------------------------------------------------------

@@ -1,0 +1,304 @@
+// Hand-off bandwidth beside memcpy and raw loopback TCP, and the exposed tail of a request, in one run. Rounds of
+// the paths alternate, so that a loaded machine slows all of them; medians are printed. Two workers in one process,
+// each with its own pool and progress thread; every chunk is digested on both sides, as in service.
+// usage: transport_bench [rounds]
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "base/hash.h"
+#include "base/rng.h"
+#include "transport/local/local_transport.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace baton {
+namespace {
+
+constexpr uint64_t kRound = 64 << 20;
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+class BenchWaker : public Waker {
+ public:
+  void Wake() override {
+    std::lock_guard lock(mutex_);
+    woken_ = true;
+    changed_.notify_one();
+  }
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return woken_; });
+    woken_ = false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool woken_ = false;
+};
+
+struct Worker {
+  ProcessId id;
+  BenchWaker waker;
+  std::unique_ptr<KvTransport> transport;
+  std::span<std::byte> pool;
+
+  // Waits until `done` saw the event it waits for.
+  void WaitFor(const std::function<bool(const TransportEvent&)>& done) {
+    while (true) {
+      std::vector<TransportEvent> events;
+      transport->Poll(&events);
+      bool found = false;
+      for (const TransportEvent& e : events) found |= done(e);
+      if (found) return;
+      waker.Wait();
+    }
+  }
+};
+
+[[noreturn]] void Die(const Status& status) {
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+// A scattered copy plan: piece i of the source goes to block perm[i] of the target.
+struct Plan {
+  std::vector<CopyPiece> pieces;
+  std::vector<uint64_t> base, bytes;
+};
+Plan ScatteredPlan(uint64_t total, uint64_t piece, uint64_t seed) {
+  Plan plan;
+  const auto n = static_cast<uint32_t>(total / piece);
+  std::vector<uint32_t> from(n), to(n);
+  for (uint32_t i = 0; i < n; ++i) from[i] = to[i] = i;
+  Rng rng(seed);
+  for (uint32_t i = n; i > 1; --i) {
+    std::swap(from[i - 1], from[rng.Below(i)]);
+    std::swap(to[i - 1], to[rng.Below(i)]);
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    plan.base.push_back(uint64_t{to[i]} * piece);
+    plan.bytes.push_back(piece);
+    plan.pieces.push_back({uint64_t{from[i]} * piece, i, 0, piece});
+  }
+  return plan;
+}
+
+class Pair {
+ public:
+  Pair(const std::string& kind) {
+    for (Worker* w : {&writer_, &reader_}) {
+      w->id = {w == &writer_ ? "p" : "d", {1, 1}};
+      if (kind == "local") {
+        w->transport = std::make_unique<LocalTransport>(fabric_, LocalOptions{w->id}, &w->waker);
+      } else {
+        UcxOptions options;
+        options.self = w->id;
+        options.tls = kind;
+        auto made = UcxTransport::Create(options, &w->waker);
+        if (!made.ok()) Die(made.status());
+        w->transport = *std::move(made);
+      }
+      auto pool = w->transport->AllocatePool(kRound);
+      if (!pool.ok()) Die(pool.status());
+      w->pool = *pool;
+      std::memset(w->pool.data(), 7, kRound);
+    }
+    writer_.transport->Open(reader_.id, reader_.transport->LocalDescriptor());
+    writer_.WaitFor([](const TransportEvent& e) {
+      if (const auto* o = std::get_if<PeerOpened>(&e); o && !o->status.ok()) Die(o->status);
+      return std::holds_alternative<PeerOpened>(e);
+    });
+  }
+  // Seconds from Post to ChunkArrived of the whole plan as `chunks` equal chunks, `gap` seconds apart; counted from
+  // the last chunk's Post.
+  double Send(const Plan& plan, size_t chunks, double gap) {
+    const Ticket ticket{{1, 1}, 0, ++generation_};
+    reader_.transport->Admit(ticket, writer_.id, plan.base, plan.bytes);
+    const size_t each = plan.pieces.size() / chunks;
+    double start = 0;
+    for (size_t c = 0; c < chunks; ++c) {
+      if (c > 0 && gap > 0) std::this_thread::sleep_for(std::chrono::duration<double>(gap));
+      TransferPost post{static_cast<OpId>(++op_), reader_.id, ticket, static_cast<ChunkIndex>(c), 1, {}, plan.base};
+      post.pieces.assign(plan.pieces.begin() + static_cast<long>(c * each),
+                         plan.pieces.begin() + static_cast<long>((c + 1) * each));
+      start = Now();
+      writer_.transport->Post(std::move(post));
+    }
+    size_t seen = 0;
+    reader_.WaitFor([&](const TransportEvent& e) {
+      seen += std::holds_alternative<ChunkArrived>(e);
+      return seen == chunks;
+    });
+    const double seconds = Now() - start;
+    reader_.transport->Retire(ticket);
+    std::vector<TransportEvent> rest;
+    writer_.transport->Poll(&rest);
+    return seconds;
+  }
+
+ private:
+  LocalFabric fabric_;
+  Worker writer_, reader_;
+  uint32_t generation_ = 0;
+  uint64_t op_ = 0;
+};
+
+double Memcpy(const Plan& plan, std::span<std::byte> from, std::span<std::byte> to) {
+  const double start = Now();
+  for (const CopyPiece& p : plan.pieces) {
+    std::memcpy(to.data() + plan.base[p.target_block], from.data() + p.source, p.bytes);
+  }
+  return Now() - start;
+}
+
+// A connected loopback pair; writev from the source's pieces, readv into the target's.
+class RawTcp {
+ public:
+  RawTcp() {
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener, 1) != 0) std::abort();
+    getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+    out_ = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(out_, reinterpret_cast<sockaddr*>(&address), size) != 0) std::abort();
+    in_ = accept(listener, nullptr, nullptr);
+    close(listener);
+    const int one = 1;
+    setsockopt(out_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  }
+  ~RawTcp() {
+    close(in_);
+    close(out_);
+  }
+  double Send(const Plan& plan, std::span<std::byte> from, std::span<std::byte> to) {
+    std::vector<iovec> source, target;
+    for (const CopyPiece& p : plan.pieces) {
+      source.push_back({from.data() + p.source, p.bytes});
+      target.push_back({to.data() + plan.base[p.target_block], p.bytes});
+    }
+    const double start = Now();
+    std::thread receiver([&] { All(target, [this](iovec* v, int n) { return readv(in_, v, n); }); });
+    All(source, [this](iovec* v, int n) { return writev(out_, v, n); });
+    receiver.join();
+    return Now() - start;
+  }
+
+ private:
+  template <typename Call>
+  static void All(std::vector<iovec>& iov, Call call) {
+    for (size_t at = 0; at < iov.size();) {
+      auto n = call(&iov[at], static_cast<int>(std::min<size_t>(32, iov.size() - at)));
+      if (n <= 0) std::abort();
+      while (n > 0) {
+        const auto step = std::min<size_t>(static_cast<size_t>(n), iov[at].iov_len);
+        iov[at].iov_base = static_cast<char*>(iov[at].iov_base) + step;
+        iov[at].iov_len -= step;
+        n -= static_cast<ssize_t>(step);
+        if (iov[at].iov_len == 0) ++at;
+      }
+    }
+  }
+  int in_ = -1, out_ = -1;
+};
+
+double Quantile(std::vector<double> v, double q) {
+  std::sort(v.begin(), v.end());
+  return v[std::min(v.size() - 1, static_cast<size_t>(q * static_cast<double>(v.size())))];
+}
+
+double CpuSeconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+void Bandwidth(Pair& local, Pair& shm, Pair& tcp, int rounds) {
+  std::vector<std::byte> a(kRound, std::byte{1}), b(kRound, std::byte{2});
+  RawTcp raw;
+  std::printf("64 MiB a round, GB/s, median of %d alternating rounds (in brackets: of memcpy; tcp: of raw tcp)\n",
+              rounds);
+  std::printf("%10s %8s %8s %18s %18s %8s %18s\n", "piece", "memcpy", "xxh3", "local", "ucx shm", "raw tcp", "ucx tcp");
+  for (uint64_t piece : {uint64_t{1} << 20, uint64_t{64} << 10, uint64_t{16} << 10, uint64_t{8} << 10}) {
+    const Plan plan = ScatteredPlan(kRound, piece, piece);
+    const size_t chunks = 8;
+    std::vector<double> memory, hash, l, s, r, t;
+    for (int i = 0; i < rounds + 2; ++i) {  // two rounds to warm up
+      const double m = Memcpy(plan, a, b);
+      const double h0 = Now();
+      volatile uint64_t digest = Hash64(std::span<const std::byte>(a));
+      (void)digest;
+      const double h = Now() - h0;
+      // Chunks back to back: the seconds from the first Post are what counts here.
+      const double l0 = Now();
+      local.Send(plan, chunks, 0);
+      const double s0 = Now();
+      shm.Send(plan, chunks, 0);
+      const double r0 = Now();
+      raw.Send(plan, a, b);
+      const double t0 = Now();
+      tcp.Send(plan, chunks, 0);
+      const double end = Now();
+      if (i < 2) continue;
+      memory.push_back(m);
+      hash.push_back(h);
+      l.push_back(s0 - l0);
+      s.push_back(r0 - s0);
+      r.push_back(t0 - r0);
+      t.push_back(end - t0);
+    }
+    const auto rate = [](const std::vector<double>& v) { return kRound / Quantile(v, 0.5) / 1e9; };
+    std::printf("%6lu KiB %8.2f %8.2f %10.2f (%4.2fx) %10.2f (%4.2fx) %8.2f %10.2f (%4.2fx)\n", piece >> 10, rate(memory),
+                rate(hash), rate(l), rate(l) / rate(memory), rate(s), rate(s) / rate(memory), rate(r), rate(t),
+                rate(t) / rate(r));
+  }
+}
+
+void Tail(const char* name, Pair& pair, int rounds) {
+  constexpr uint64_t kPiece = 8 << 10;   // one head's K and V of one layer: 32 tokens, dim 64, bf16
+  constexpr size_t kLayers = 30, kEach = 27;
+  const Plan plan = ScatteredPlan(kPiece * kLayers * kEach, kPiece, 5);
+  std::vector<double> tail, whole;
+  for (int i = 0; i < rounds; ++i) {
+    tail.push_back(1e3 * pair.Send(plan, kLayers, 0.5e-3));
+    whole.push_back(1e3 * pair.Send(plan, 1, 0));
+  }
+  std::printf("%-8s last 1-layer chunk (216 KiB): p50 %.3f p99 %.3f ms   whole request (6.3 MiB) at once: p50 %.3f "
+              "p99 %.3f ms\n",
+              name, Quantile(tail, 0.5), Quantile(tail, 0.99), Quantile(whole, 0.5), Quantile(whole, 0.99));
+}
+
+int Main(int rounds) {
+  Pair local("local"), shm("shm"), tcp("tcp");
+  Bandwidth(local, shm, tcp, rounds);
+  std::printf("\nexposed tail, Post to ChunkArrived, a layer each 0.5 ms\n");
+  Tail("local", local, 5 * rounds);
+  Tail("ucx shm", shm, 5 * rounds);
+  Tail("ucx tcp", tcp, 5 * rounds);
+  const double cpu = CpuSeconds();
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::printf("\nidle: %.2f %% of a core for six open transports\n", 100 * (CpuSeconds() - cpu) / 2);
+  return 0;
+}
+
+}  // namespace
+}  // namespace baton
+
+int main(int argc, char** argv) { return baton::Main(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20); }
