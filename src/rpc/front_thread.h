@@ -105,7 +105,7 @@ class FrontThread {
   std::map<LinkId, std::shared_ptr<WorkerSink>> workers_;        // front thread
   FrontOutput output_;         // front thread, reused
   TimePoint now_{};            // front thread
-  bool draining_ = false;      // front thread
+  TimePoint serving_checked_{};  // front thread; zero: look again now
   std::atomic<uint64_t> next_client_{1};
   std::atomic<uint64_t> next_link_{1};
   std::atomic<uint32_t> live_{0};

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,10 +36,13 @@ struct WorkerNetworkOptions {
   // gRPC pings: a peer that is gone without closing is noticed within their sum. The engines' heartbeats find
   // what pings cannot.
   std::chrono::milliseconds keepalive_time{1000};
-  std::chrono::milliseconds keepalive_timeout{1000};
+  std::chrono::milliseconds keepalive_timeout{2000};
   size_t link_queue_messages = 8192;           // waiting to be written on one link
   size_t link_queue_bytes = size_t{64} << 20;
   size_t max_message_bytes = size_t{64} << 20;
+  // A router closed the session with FAILED_PRECONDITION: this incarnation is not wanted there (superseded, or
+  // another model) and it is not dialed again. Network thread; must not block.
+  std::function<void(const Status&)> on_refused;
 };
 
 class WorkerNetwork {

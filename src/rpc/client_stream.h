@@ -1,0 +1,88 @@
+// One client call's way back: the events of a front, written to a gRPC stream (ClientStream) or gathered into one
+// answer (ClientAnswer). Private to rpc.
+//
+// Threads: OnEvent on the front thread, reactions on gRPC's. Always true: the queue is bounded; when it is full
+// a delta joins the last one of its choice; a client that takes nothing for the timeout while its queue is full,
+// or while its answer is over, is cancelled. The object owns itself until gRPC is done with the call.
+#pragma once
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "baton/v1/inference.pb.h"
+#include "rpc/front_thread.h"
+#include "rpc/inference_service.h"
+
+namespace baton {
+
+// The status of a failed call, with its ErrorDetail.
+grpc::Status FailureStatus(const Failed& failed);
+
+class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
+                           public ClientSink,
+                           public std::enable_shared_from_this<ClientStream> {
+ public:
+  // The reactor to give to gRPC; it lives by itself.
+  static ClientStream* Start(FrontThread* front, grpc::CallbackServerContext* context, StreamLimits limits,
+                             StatusOr<ClientRequest> request);
+  void OnEvent(ClientEvent event) override;
+
+ private:
+  ClientStream(FrontThread* front, grpc::CallbackServerContext* context, StreamLimits limits)
+      : front_(front), context_(context), limits_(limits) {}
+
+  void Queue(v1::GenerateEvent event);  // lock held
+  void WriteNext();                     // lock held
+  void WatchForSlowness();              // lock held
+  void OnSlowTimer(uint64_t writes_then);
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+  FrontThread* const front_;
+  grpc::CallbackServerContext* const context_;  // until OnDone
+  const StreamLimits limits_;
+  std::shared_ptr<ClientStream> self_;
+  bool timings_ = false;
+
+  std::mutex mutex_;
+  ClientHandle client_{};
+  std::deque<v1::GenerateEvent> queue_;
+  v1::GenerateEvent current_;  // being written
+  bool writing_ = false;
+  bool cancelled_ = false;
+  bool finished_ = false;      // Finish was called
+  bool done_ = false;          // gRPC is done: context_ is gone
+  std::optional<grpc::Status> end_;  // how the call ends once the queue is written
+  uint64_t writes_ = 0;        // completed
+  bool watched_ = false;
+  std::unique_ptr<grpc::Alarm> slow_timer_;
+};
+
+class ClientAnswer final : public grpc::ServerUnaryReactor, public ClientSink {
+ public:
+  static ClientAnswer* Start(FrontThread* front, v1::GenerateResult* result, StatusOr<ClientRequest> request);
+  void OnEvent(ClientEvent event) override;
+
+ private:
+  ClientAnswer(FrontThread* front, v1::GenerateResult* result) : front_(front), result_(result) {}
+  void End(const grpc::Status& status);  // lock held
+  void OnCancel() override;
+  void OnDone() override { const std::shared_ptr<ClientAnswer> self = std::move(self_); }
+
+  FrontThread* const front_;
+  v1::GenerateResult* const result_;  // until finished
+  std::shared_ptr<ClientAnswer> self_;
+  bool timings_ = false;
+  std::mutex mutex_;
+  ClientHandle client_{};
+  bool finished_ = false;
+};
+
+}  // namespace baton

@@ -1,0 +1,146 @@
+#include "rpc/grpc_setup.h"
+
+#include <grpc/support/log.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include "base/log.h"
+
+namespace baton {
+
+namespace {
+
+struct HostPort {
+  std::string host;  // without brackets
+  std::string bracketed;
+  int port = 0;
+};
+
+StatusOr<HostPort> ParseHostPort(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  HostPort out;
+  bool good = colon != std::string::npos && colon > 0;
+  if (good) {
+    out.bracketed = text.substr(0, colon);
+    out.host = out.bracketed;
+    const bool brackets = out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']';
+    if (brackets) out.host = out.host.substr(1, out.host.size() - 2);
+    good = brackets || out.host.find(':') == std::string::npos;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + colon + 1, end, out.port);
+    good = good && parsed.ec == std::errc() && parsed.ptr == end && out.port >= 0 && out.port <= 65535;
+  }
+  if (!good) {
+    return InvalidArgumentError("listen address \"" + text + "\" is not host:port with a port from 0 to 65535, "
+                                "such as 127.0.0.1:8080");
+  }
+  return out;
+}
+
+// Why gRPC could not bind: it only says that it could not.
+Status ExplainBindFailure(const HostPort& address, const std::string& listen) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return InvalidArgumentError("cannot listen on " + listen + ": " + gai_strerror(error) +
+                                "; give an address of this machine");
+  }
+  int why = 0;
+  for (const addrinfo* a = found; a != nullptr && why == 0; a = a->ai_next) {
+    const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+    if (fd < 0) continue;
+    const int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || ::listen(fd, 1) != 0) why = errno;
+    close(fd);
+  }
+  freeaddrinfo(found);
+  if (why == EADDRINUSE) {
+    return AlreadyExistsError("cannot listen on " + listen + ": the port is in use by another process; stop it or "
+                              "choose another port (0 takes a free one)");
+  }
+  return FailedPreconditionError("cannot listen on " + listen + ": " +
+                                 (why != 0 ? std::strerror(why) : "gRPC could not bind it"));
+}
+
+void LogFromGrpc(gpr_log_func_args* args) {
+  const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
+  spdlog::log(error ? spdlog::level::warn : spdlog::level::debug, "grpc {}:{}: {}", args->file, args->line,
+              args->message);
+}
+
+}  // namespace
+
+void RouteGrpcLogs() {
+  static const bool once = [] {
+    gpr_set_log_function(LogFromGrpc);
+    return true;
+  }();
+  (void)once;
+}
+
+std::shared_ptr<grpc::Channel> OpenChannel(const Endpoint& endpoint, const ChannelSettings& settings) {
+  RouteGrpcLogs();
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(static_cast<int>(settings.max_message_bytes));
+  args.SetMaxSendMessageSize(-1);  // the receiver's limit is the one that counts
+  if (endpoint.in_process != nullptr) return endpoint.in_process->Open(args);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  // gRPC takes the least back-off as the time that one connection attempt may last.
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, static_cast<int>(settings.connect_timeout.count()));
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  if (settings.keepalive_time.count() > 0) {
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(settings.keepalive_time.count()));
+    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(settings.keepalive_timeout.count()));
+    args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no bound
+  }
+  if (settings.stream_window_bytes > 0) {
+    args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(settings.stream_window_bytes));
+  }
+  return grpc::CreateCustomChannel(endpoint.address, grpc::InsecureChannelCredentials(), args);
+}
+
+void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder) {
+  RouteGrpcLogs();
+  builder->SetMaxReceiveMessageSize(static_cast<int>(settings.max_receive_bytes));
+  builder->SetMaxSendMessageSize(-1);
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(settings.max_concurrent_streams));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(settings.keepalive_time.count()));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(settings.keepalive_timeout.count()));
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              static_cast<int>(settings.least_ping_interval.count()));
+  // Windows start at 256 KiB a stream and follow the measured bandwidth-delay product.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 1);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 256 << 10);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+}
+
+StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder) {
+  BATON_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(listen));
+  int port = 0;
+  builder->AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  BoundServer bound;
+  bound.server = builder->BuildAndStart();
+  if (bound.server == nullptr || port <= 0) return ExplainBindFailure(address, listen);
+  bound.port = port;
+  bound.address = address.bracketed + ":" + std::to_string(port);
+  return bound;
+}
+
+}  // namespace baton

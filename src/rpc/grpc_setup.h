@@ -1,0 +1,66 @@
+// How Baton opens channels and servers: every limit that matters is set here, none is left to a default. Private
+// to rpc.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "baton/status.h"
+#include "rpc/endpoint.h"
+
+namespace baton {
+
+// A server of this process. Open gives nullptr once the server is gone.
+class InProcessTarget {
+ public:
+  explicit InProcessTarget(grpc::Server* server) : server_(server) {}
+  std::shared_ptr<grpc::Channel> Open(const grpc::ChannelArguments& args) {
+    std::lock_guard lock(mutex_);
+    return server_ == nullptr ? nullptr : server_->InProcessChannel(args);
+  }
+  void Forget() {
+    std::lock_guard lock(mutex_);
+    server_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  grpc::Server* server_;
+};
+
+struct ChannelSettings {
+  size_t max_message_bytes = size_t{16} << 20;
+  std::chrono::milliseconds keepalive_time{0};  // 0: no pings
+  std::chrono::milliseconds keepalive_timeout{0};
+  std::chrono::milliseconds connect_timeout{2000};
+  size_t stream_window_bytes = 0;  // 0: gRPC's, growing with the path's bandwidth
+};
+// A fresh connection that shares nothing with other channels, so that each has its own fate. nullptr only for an
+// in-process server that is gone.
+std::shared_ptr<grpc::Channel> OpenChannel(const Endpoint& endpoint, const ChannelSettings& settings);
+
+struct ServerSettings {
+  size_t max_receive_bytes = size_t{16} << 20;
+  std::chrono::milliseconds keepalive_time{10000};  // the server's own pings: notices clients that vanished
+  std::chrono::milliseconds keepalive_timeout{10000};
+  std::chrono::milliseconds least_ping_interval{500};  // clients may ping that often
+  uint32_t max_concurrent_streams = 8192;              // per connection
+};
+void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder);
+
+struct BoundServer {
+  std::unique_ptr<grpc::Server> server;
+  int port = 0;
+  std::string address;  // the host as given, the real port
+};
+// Adds the listening port and starts. The port is never shared with another process.
+StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder);
+
+// gRPC's own log lines go to ours, as debug (errors as warnings). Idempotent.
+void RouteGrpcLogs();
+
+}  // namespace baton

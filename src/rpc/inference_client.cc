@@ -1,0 +1,192 @@
+#include "rpc/inference_client.h"
+
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "baton/v1/cluster.grpc.pb.h"
+#include "baton/v1/inference.grpc.pb.h"
+#include "rpc/grpc_setup.h"
+#include "rpc/link_stream.h"
+#include "rpc/request_codec.h"
+
+namespace baton {
+
+namespace {
+
+Failed ResultOf(const grpc::Status& status) {
+  Failed out;
+  out.status = FromGrpc(status);
+  DecodeErrorDetail(status.error_details(), &out);
+  return out;
+}
+
+class Client final : public InferenceClient {
+ public:
+  Client(std::shared_ptr<grpc::Channel> channel)
+      : channel_(std::move(channel)),
+        inference_(v1::Inference::NewStub(channel_)),
+        cluster_(v1::Cluster::NewStub(channel_)) {}
+
+  bool WaitReady(std::chrono::milliseconds limit) override {
+    return channel_->WaitForConnected(std::chrono::system_clock::now() + limit);
+  }
+
+  CallResult Generate(const ClientRequest& request,
+                      const std::function<bool(const ClientEvent&)>& on_event) override {
+    v1::GenerateRequest wire;
+    ToWire(request, &wire);
+    Call call(this, request.deadline);
+    const auto stream = inference_->Generate(&call.context, wire);
+    v1::GenerateEvent event;
+    while (stream->Read(&event)) {
+      ClientEvent value;
+      if (FromWire(event, &value) && !on_event(value)) call.context.TryCancel();
+    }
+    return ResultOf(stream->Finish());
+  }
+
+  StatusOr<std::vector<ClientEvent>> Complete(const ClientRequest& request) override {
+    v1::GenerateRequest wire;
+    ToWire(request, &wire);
+    v1::GenerateResult result;
+    Call call(this, request.deadline);
+    const Status status = FromGrpc(inference_->Complete(&call.context, wire, &result));
+    if (!status.ok()) return status;
+    return FromWire(result);
+  }
+
+  void CancelAll() override {
+    std::lock_guard lock(mutex_);
+    for (Call* call : calls_) call->context.TryCancel();
+  }
+
+  StatusOr<std::vector<TokenId>> Tokenize(const ClientRequest& request) override {
+    v1::TokenizeRequest wire;
+    wire.set_model(request.model);
+    if (const auto* text = std::get_if<TextPrompt>(&request.prompt)) {
+      wire.set_text(text->text);
+      wire.set_add_special(text->add_special);
+    }
+    if (const auto* chat = std::get_if<ChatPrompt>(&request.prompt)) ToWire(*chat, wire.mutable_chat());
+    v1::TokenizeResponse response;
+    Call call(this, kUnaryDeadline);
+    const Status status = FromGrpc(inference_->Tokenize(&call.context, wire, &response));
+    if (!status.ok()) return status;
+    return std::vector<TokenId>(response.ids().begin(), response.ids().end());
+  }
+
+  StatusOr<std::string> Detokenize(const std::vector<TokenId>& ids, bool skip_special) override {
+    v1::DetokenizeRequest wire;
+    wire.mutable_ids()->Add(ids.begin(), ids.end());
+    wire.set_skip_special_tokens(skip_special);
+    v1::DetokenizeResponse response;
+    Call call(this, kUnaryDeadline);
+    const Status status = FromGrpc(inference_->Detokenize(&call.context, wire, &response));
+    if (!status.ok()) return status;
+    return response.text();
+  }
+
+  Status Cancel(const std::string& request_id) override {
+    v1::CancelRequest wire;
+    wire.set_request_id(request_id);
+    v1::CancelResponse response;
+    Call call(this, kUnaryDeadline);
+    return FromGrpc(inference_->Cancel(&call.context, wire, &response));
+  }
+
+  StatusOr<std::vector<ModelDescription>> ListModels() override {
+    v1::ListModelsResponse response;
+    Call call(this, kUnaryDeadline);
+    const Status status = FromGrpc(inference_->ListModels(&call.context, {}, &response));
+    if (!status.ok()) return status;
+    std::vector<ModelDescription> models;
+    for (const v1::Model& model : response.models()) models.push_back(ModelOf(model));
+    return models;
+  }
+
+  StatusOr<ModelDescription> GetModel(const std::string& name) override {
+    v1::GetModelRequest wire;
+    wire.set_model(name);
+    v1::Model model;
+    Call call(this, kUnaryDeadline);
+    const Status status = FromGrpc(inference_->GetModel(&call.context, wire, &model));
+    if (!status.ok()) return status;
+    return ModelOf(model);
+  }
+
+  StatusOr<ClusterDescription> GetCluster() override {
+    v1::ClusterSnapshot response;
+    Call call(this, kUnaryDeadline);
+    const Status status = FromGrpc(cluster_->GetCluster(&call.context, {}, &response));
+    if (!status.ok()) return status;
+    return FromWire(response);
+  }
+
+ private:
+  static constexpr Duration kUnaryDeadline = std::chrono::seconds(30);
+
+  // A call under way, where CancelAll finds it.
+  struct Call {
+    Call(Client* client, std::optional<Duration> deadline) : owner(client) {
+      if (deadline) {
+        context.set_deadline(std::chrono::system_clock::now() +
+                             std::chrono::duration_cast<std::chrono::system_clock::duration>(*deadline));
+      }
+      std::lock_guard lock(owner->mutex_);
+      owner->calls_.insert(this);
+    }
+    ~Call() {
+      std::lock_guard lock(owner->mutex_);
+      owner->calls_.erase(this);
+    }
+    Client* const owner;
+    grpc::ClientContext context;
+  };
+
+  static ModelDescription ModelOf(const v1::Model& model) {
+    return {model.name(), model.max_context_tokens(), model.vocab_size(), model.kv_bytes_per_token(),
+            model.has_chat_template()};
+  }
+
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Inference::Stub> inference_;
+  const std::unique_ptr<v1::Cluster::Stub> cluster_;
+  std::mutex mutex_;
+  std::set<Call*> calls_;
+};
+
+// Stands in for a server of this process that is gone already.
+class GoneClient final : public InferenceClient {
+ public:
+  bool WaitReady(std::chrono::milliseconds) override { return false; }
+  CallResult Generate(const ClientRequest&, const std::function<bool(const ClientEvent&)>&) override {
+    return CallResult{Gone(), "", "", {}};
+  }
+  StatusOr<std::vector<ClientEvent>> Complete(const ClientRequest&) override { return Gone(); }
+  void CancelAll() override {}
+  StatusOr<std::vector<TokenId>> Tokenize(const ClientRequest&) override { return Gone(); }
+  StatusOr<std::string> Detokenize(const std::vector<TokenId>&, bool) override { return Gone(); }
+  Status Cancel(const std::string&) override { return Gone(); }
+  StatusOr<std::vector<ModelDescription>> ListModels() override { return Gone(); }
+  StatusOr<ModelDescription> GetModel(const std::string&) override { return Gone(); }
+  StatusOr<ClusterDescription> GetCluster() override { return Gone(); }
+
+ private:
+  static Status Gone() { return UnavailableError("the server of this process has shut down"); }
+};
+
+}  // namespace
+
+std::unique_ptr<InferenceClient> InferenceClient::Create(const Endpoint& endpoint, Options options) {
+  ChannelSettings settings;
+  settings.max_message_bytes = options.max_message_bytes;
+  settings.keepalive_time = std::chrono::seconds(30);
+  settings.keepalive_timeout = std::chrono::seconds(10);
+  settings.stream_window_bytes = options.stream_window_bytes;
+  std::shared_ptr<grpc::Channel> channel = OpenChannel(endpoint, settings);
+  if (channel == nullptr) return std::make_unique<GoneClient>();
+  return std::make_unique<Client>(std::move(channel));
+}
+
+}  // namespace baton

@@ -1,0 +1,62 @@
+// baton.v1.Inference and baton.v1.Cluster over a FrontThread: decode, submit, carry events back. Private to rpc.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+#include "baton/tokenizer.h"
+#include "baton/v1/cluster.grpc.pb.h"
+#include "baton/v1/inference.grpc.pb.h"
+#include "rpc/front_thread.h"
+#include "rpc/router_server.h"
+
+namespace baton {
+
+// What a client's stream holds at most, and for how long.
+struct StreamLimits {
+  size_t queue_events = 256;
+  std::chrono::milliseconds slow_timeout{30000};
+};
+
+class InferenceService final : public v1::Inference::CallbackService {
+ public:
+  InferenceService(const RouterServerOptions& options, FrontThread* front);
+
+  grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(grpc::CallbackServerContext* context,
+                                                        const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
+                                     v1::GenerateResult* result) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
+                                     v1::TokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request,
+                                   v1::CancelResponse* response) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* response) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
+                                     v1::Model* response) override;
+
+ private:
+  // The request with the call's deadline in it.
+  StatusOr<ClientRequest> Accept(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request) const;
+  Status CheckModel(const std::string& name) const;
+  void Describe(v1::Model* model) const;
+
+  const RouterServerOptions options_;
+  const std::string served_name_;
+  FrontThread* const front_;
+};
+
+class ClusterService final : public v1::Cluster::CallbackService {
+ public:
+  explicit ClusterService(FrontThread* front) : front_(front) {}
+  grpc::ServerUnaryReactor* GetCluster(grpc::CallbackServerContext* context, const v1::GetClusterRequest* request,
+                                       v1::ClusterSnapshot* response) override;
+
+ private:
+  FrontThread* const front_;
+};
+
+}  // namespace baton

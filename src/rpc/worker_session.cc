@@ -1,0 +1,75 @@
+#include "rpc/worker_session.h"
+
+#include <utility>
+
+#include "base/log.h"
+#include "rpc/link_codec.h"
+
+namespace baton {
+
+namespace {
+
+using Stream = ServerLink<wire::WorkerMessage, wire::FrontCommand>;
+
+class Session final : public LinkOwner<wire::WorkerMessage>,
+                      public WorkerSink,
+                      public std::enable_shared_from_this<Session> {
+ public:
+  Session(FrontThread* front, std::shared_ptr<Stream> stream, std::shared_ptr<std::atomic<size_t>> sessions)
+      : front_(front), stream_(std::move(stream)), sessions_(std::move(sessions)) {}
+  ~Session() override { sessions_->fetch_sub(1); }
+
+  // ---- gRPC's threads, one after the other ----
+  Status OnMessage(const wire::WorkerMessage& message) override {
+    BATON_ASSIGN_OR_RETURN(WorkerMessage value, Decode(message));
+    if (auto* hello = std::get_if<WorkerHello>(&value)) {
+      if (link_ != LinkId{0}) return InvalidArgumentError("worker session: a second hello");
+      name_ = ToString(hello->self.process);
+      spdlog::info("worker {} joined from {}", name_, hello->self.address);
+      link_ = front_->AddWorker(std::move(*hello), shared_from_this());
+      if (link_ == LinkId{0}) return UnavailableError("the router takes no workers now");
+      return OkStatus();
+    }
+    if (link_ == LinkId{0}) return InvalidArgumentError("worker session: the first message is no hello");
+    if (front_->FromWorkerLink(link_, std::get<WorkerBatch>(std::move(value)))) return OkStatus();
+    return UnavailableError("the router's mailbox is full or closed");
+  }
+  void OnClosed(const Status& why) override {
+    if (link_ == LinkId{0}) return;
+    spdlog::info("worker {} left: {}", name_, why.ToString());
+    front_->RemoveWorker(link_, why);
+  }
+
+  // ---- front thread ----
+  void Send(const FrontCommand& command) override {
+    auto message = std::make_unique<wire::FrontCommand>();
+    Encode(command, message.get());
+    if (stream_->Send(std::move(message)) == SendResult::kOverflow) {
+      stream_->Abort(ResourceExhaustedError("worker session: too many commands wait to be written"));
+    }
+  }
+  void Close(const Status& why) override { stream_->Close(why); }
+
+ private:
+  FrontThread* const front_;
+  const std::shared_ptr<Stream> stream_;
+  const std::shared_ptr<std::atomic<size_t>> sessions_;
+  LinkId link_{};
+  std::string name_;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<wire::WorkerMessage, wire::FrontCommand>* WorkerLinkService::WorkerSession(
+    grpc::CallbackServerContext* context) {
+  const std::shared_ptr<Stream> stream = Stream::Make(context, limits_.queue);
+  if (sessions_->fetch_add(1) >= limits_.max_workers) {
+    sessions_->fetch_sub(1);
+    stream->Refuse(ResourceExhaustedError("the router has its limit of workers"));
+    return stream.get();
+  }
+  stream->Run(std::make_shared<Session>(front_, stream, sessions_));
+  return stream.get();
+}
+
+}  // namespace baton
