@@ -72,17 +72,20 @@ StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Make(BpeVocabulary v) {
   t->flags_.assign(t->tokens_.size(), 0);
   for (const AddedToken& a : v.added) {
     if (a.special) t->flags_[a.id] |= kSpecial;
-    if (a.special || a.control) t->flags_[a.id] |= kControl;
+    if (!a.special && !a.control) continue;
+    t->flags_[a.id] |= kControl;
+    t->control_.push_back(a.id);
   }
   t->whole_ = std::make_unique<std::atomic<uint8_t>[]>(t->tokens_.size());
   t->by_bytes_.Reserve(t->tokens_.size());
-  std::vector<uint8_t> is_added(t->tokens_.size(), 0);
-  for (const AddedToken& a : v.added) is_added[a.id] = 1;
+  std::vector<const AddedToken*> added(t->tokens_.size(), nullptr);
+  for (const AddedToken& a : v.added) added[a.id] = &a;
   // What was merged in training comes before an added token of the same text.
-  for (uint8_t added : {uint8_t{0}, uint8_t{1}}) {
+  for (const bool twins : {false, true}) {
     for (size_t id = 0; id < t->tokens_.size(); ++id) {
       const std::string& bytes = t->tokens_[id];
-      if (bytes.empty() || is_added[id] != added || (t->flags_[id] & kControl)) continue;
+      if (bytes.empty() || (t->flags_[id] & kControl) || (added[id] != nullptr) != twins) continue;
+      if (twins && !added[id]->in_model) continue;
       t->by_bytes_.Insert(bytes, static_cast<TokenId>(id));
       t->longest_ = std::max(t->longest_, bytes.size());
     }
@@ -101,12 +104,14 @@ StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Make(BpeVocabulary v) {
       t->merges_.Insert(left, right, static_cast<uint32_t>(rank), id);
       continue;
     }
-    // A merge that would make a control token out of plain text is left out; one that makes nothing is a fault.
-    const auto control = [&](const AddedToken& a) { return (a.special || a.control) && a.text == merged; };
-    if (std::none_of(v.added.begin(), v.added.end(), control)) {
+    // A merge may make an added token, but never a control token out of plain text: that one is left out.
+    const auto same = [&](const AddedToken& a) { return a.text == merged; };
+    const auto made = std::find_if(v.added.begin(), v.added.end(), same);
+    if (made == v.added.end()) {
       return InvalidArgumentError("vocabulary: merge " + std::to_string(rank) + " makes " + Quoted(merged) +
                                   ", which is no token");
     }
+    if (!made->special && !made->control) t->merges_.Insert(left, right, static_cast<uint32_t>(rank), made->id);
   }
   t->exact_ = AddedTokenMatcher(Unique(v.added, false, v.nfc));
   t->normalized_ = AddedTokenMatcher(Unique(v.added, true, v.nfc));
@@ -215,8 +220,8 @@ std::string_view BpeTokenizer::eos_text() const { return eos_.empty() ? "" : std
 
 std::optional<TokenId> BpeTokenizer::Find(std::string_view text) const {
   if (const TokenId id = by_bytes_.Find(text); id >= 0) return id;
-  for (size_t id = 0; id < tokens_.size(); ++id) {
-    if ((flags_[id] & kControl) && tokens_[id] == text) return static_cast<TokenId>(id);
+  for (TokenId id : control_) {
+    if (tokens_[id] == text) return id;
   }
   return std::nullopt;
 }

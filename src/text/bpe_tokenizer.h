@@ -54,6 +54,7 @@ class BpeTokenizer : public Tokenizer {
 
   std::vector<std::string> tokens_;
   std::vector<uint8_t> flags_;
+  std::vector<TokenId> control_;
   TokenTable by_bytes_;  // tokens that words may become: no control tokens
   std::unique_ptr<std::atomic<uint8_t>[]> whole_;
   TokenId byte_ids_[256];  // -1: that byte is no token

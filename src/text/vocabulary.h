@@ -35,6 +35,7 @@ struct AddedToken {
   bool rstrip = false;       // ... and after it
   bool single_word = false;  // not inside a word
   bool normalized = false;   // looked for after normalization
+  bool in_model = false;     // also an ordinary token: a word may be it, merges may make it
 };
 
 struct BpeVocabulary {

@@ -210,7 +210,7 @@ Status ReadModel(const Json& model, BpeVocabulary* v) {
   return OkStatus();
 }
 
-Status ReadAddedTokens(const Json& added, BpeVocabulary* v) {
+Status ReadAddedTokens(const Json& added, const Json& vocab, BpeVocabulary* v) {
   for (const Json& item : added) {
     AddedToken t;
     BATON_ASSIGN_OR_RETURN(t.id, ReadId(Get(item, "id"), "added_tokens"));
@@ -222,6 +222,8 @@ Status ReadAddedTokens(const Json& added, BpeVocabulary* v) {
     t.rstrip = Flag(item, "rstrip");
     t.single_word = Flag(item, "single_word");
     t.normalized = Flag(item, "normalized", !t.special);
+    const Json& twin = Get(vocab, ToAlphabet(t.text).c_str());
+    t.in_model = twin.is_number_integer() && twin.get<int64_t>() == t.id;
     // The model's vocabulary may hold the token too, written in the alphabet.
     if (static_cast<size_t>(t.id) < v->tokens.size() && v->tokens[t.id] == FromAlphabet(t.text)) v->tokens[t.id] = "";
     BATON_RETURN_IF_ERROR(Place(t.id, t.text, v));
@@ -302,7 +304,7 @@ StatusOr<BpeVocabulary> VocabularyFromHf(const HfTokenizerFiles& files) {
     const std::string decoder = TextOf(Get(Get(json, "decoder"), "type"));
     if (decoder != "ByteLevel") return Unsupported("decoder", decoder);
     BATON_RETURN_IF_ERROR(ReadPostProcessor(Get(json, "post_processor"), &v));
-    BATON_RETURN_IF_ERROR(ReadAddedTokens(Get(json, "added_tokens"), &v));
+    BATON_RETURN_IF_ERROR(ReadAddedTokens(Get(json, "added_tokens"), Get(Get(json, "model"), "vocab"), &v));
     return v;
   };
   StatusOr<BpeVocabulary> v = read();
