@@ -113,15 +113,21 @@ void GemvPanels(const GemmParams& p, size_t panel) {
     };
     // Panels are short streams: the same place of the next ones is fetched ahead.
     const uint8_t* next = group + kPanels * p.w.panel_bytes;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (uint32_t j = 0; j < kPanels; ++j) {
       for (uint32_t b = 0; b < kGroupBytes; b += 64) PrefetchL2(next + j * p.w.panel_bytes + b);
     }
+    const size_t panel_bytes = p.w.panel_bytes;
     if constexpr (kPanels == 1) {
-      const Group weights[1] = {Group(group)};
+      const Group weights[] = {Group(group)};
+      run(weights);
+    } else if constexpr (kPanels == 2) {
+      const Group weights[] = {Group(group), Group(group + panel_bytes)};
       run(weights);
     } else {
-      const Group weights[2] = {Group(group), Group(group + p.w.panel_bytes)};
+      static_assert(kPanels == 4);
+      const Group weights[] = {Group(group), Group(group + panel_bytes), Group(group + 2 * panel_bytes),
+                               Group(group + 3 * panel_bytes)};
       run(weights);
     }
   }
@@ -133,24 +139,22 @@ void GemvPanels(const GemmParams& p, size_t panel) {
   }
 }
 
+template <typename Group, uint32_t kGroupBytes, uint32_t kRows>
+void GemvRows(const GemmParams& p, size_t begin, size_t end) {
+  constexpr uint32_t kPanels = kGemvPanels[kRows - 1];
+  size_t panel = begin;
+  for (; panel + kPanels <= end; panel += kPanels) GemvPanels<Group, kGroupBytes, kRows, kPanels>(p, panel);
+  for (; panel < end; ++panel) GemvPanels<Group, kGroupBytes, kRows, 1>(p, panel);
+}
+
+constexpr uint32_t kGemvRows = 4;  // up to here weights are decoded on the way
 template <typename Group, uint32_t kGroupBytes>
 void Gemv(const GemmParams& p, size_t begin, size_t end) {
-  size_t panel = begin;
   switch (p.rows) {
-    case 1:
-      for (; panel + 2 <= end; panel += 2) GemvPanels<Group, kGroupBytes, 1, 2>(p, panel);
-      for (; panel < end; ++panel) GemvPanels<Group, kGroupBytes, 1, 1>(p, panel);
-      return;
-    case 2:
-      for (; panel + 2 <= end; panel += 2) GemvPanels<Group, kGroupBytes, 2, 2>(p, panel);
-      for (; panel < end; ++panel) GemvPanels<Group, kGroupBytes, 2, 1>(p, panel);
-      return;
-    case 3:
-      for (; panel < end; ++panel) GemvPanels<Group, kGroupBytes, 3, 1>(p, panel);
-      return;
-    default:
-      for (; panel < end; ++panel) GemvPanels<Group, kGroupBytes, 4, 1>(p, panel);
-      return;
+    case 1: return GemvRows<Group, kGroupBytes, 1>(p, begin, end);
+    case 2: return GemvRows<Group, kGroupBytes, 2>(p, begin, end);
+    case 3: return GemvRows<Group, kGroupBytes, 3>(p, begin, end);
+    case kGemvRows: return GemvRows<Group, kGroupBytes, kGemvRows>(p, begin, end);
   }
 }
 
@@ -196,12 +200,13 @@ void Micro(const float* x, size_t x_stride, const float* b, size_t b_stride, uin
   }
 }
 
+constexpr uint32_t kMicroRows = BATON_MICRO_ROWS;
 using MicroFn = void (*)(const float*, size_t, const float*, size_t, uint32_t, bool, float*, size_t);
 template <uint32_t kPanels>
 constexpr MicroFn kMicro[] = {
     Micro<1, kPanels>, Micro<2, kPanels>, Micro<3, kPanels>, Micro<4, kPanels>,
     Micro<5, kPanels>, Micro<6, kPanels>,
-#if defined(__AVX512F__)
+#if BATON_MICRO_ROWS == 12
     Micro<7, kPanels>, Micro<8, kPanels>, Micro<9, kPanels>, Micro<10, kPanels>,
     Micro<11, kPanels>, Micro<12, kPanels>,
 #endif
@@ -256,7 +261,7 @@ void GemmPanels(const GemmParams& p, size_t panel, uint32_t panels, uint32_t fir
 
 template <typename Group, uint32_t kGroupBytes>
 void GemmOf(const GemmParams& p, size_t begin, size_t end, void* scratch) {
-  if (p.rows <= 4) return Gemv<Group, kGroupBytes>(p, begin, end);
+  if (p.rows <= kGemvRows) return Gemv<Group, kGroupBytes>(p, begin, end);
   auto* decoded = static_cast<float*>(scratch);
   float* sums = decoded + kDecodedFloats;
   const size_t panel_floats = size_t{Least(p.w.k, kPartK)} * 16;

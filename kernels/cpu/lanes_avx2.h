@@ -13,8 +13,10 @@ namespace {
 #define BATON_INLINE inline __attribute__((always_inline))
 
 // Rows and panels of the micro-kernel that keep the accumulators within 16 registers.
-constexpr uint32_t kMicroRows = 6;
+#define BATON_MICRO_ROWS 6
 constexpr uint32_t kMicroPanels = 1;
+// Panels in flight for 1 to 4 rows that are computed while weights are decoded.
+constexpr uint32_t kGemvPanels[] = {2, 2, 1, 1};
 
 struct Lanes {
   __m256 lo, hi;  // lanes 0..7, 8..15

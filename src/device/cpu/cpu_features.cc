@@ -63,6 +63,7 @@ const std::vector<const KernelTable*>& AvailableCpuKernels() {
     std::vector<const KernelTable*> found = {&kReferenceKernels};
 #ifdef BATON_X86_KERNELS
     if (DetectedCpuFeatures().avx2) found.push_back(&kAvx2Kernels);
+    if (DetectedCpuFeatures().avx512) found.push_back(&kAvx512Kernels);
 #endif
     return found;
   }();

@@ -41,8 +41,9 @@ TEST(Gemm, ReferenceIsTheProductOfTheRawWeight) {
 }
 
 class GemmOfTable : public ::testing::TestWithParam<const KernelTable*> {};
+class GemmOfFastTable : public GemmOfTable {};
 
-TEST_P(GemmOfTable, EqualsTheReferenceBitForBitAtAnyShape) {
+TEST_P(GemmOfFastTable, EqualsTheReferenceBitForBitAtAnyShape) {
   Rng rng(2);
   const Scratch scratch;
   const auto pool = Pool(2);
@@ -63,7 +64,7 @@ TEST_P(GemmOfTable, EqualsTheReferenceBitForBitAtAnyShape) {
   }
 }
 
-TEST_P(GemmOfTable, EqualsTheReferenceAtLargeShapes) {
+TEST_P(GemmOfFastTable, EqualsTheReferenceAtLargeShapes) {
   Rng rng(3);
   const Scratch scratch;
   const auto pool = Pool(2);
@@ -160,6 +161,8 @@ TEST_P(GemmOfTable, EmbedsRowsOfEveryType) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tables, GemmOfTable, ::testing::ValuesIn(TablesUnderTest()), TableName);
+INSTANTIATE_TEST_SUITE_P(Tables, GemmOfFastTable, ::testing::ValuesIn(FastTables()), TableName);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GemmOfFastTable);
 
 TEST(Pack, StacksPartsAsIfTheyWereOneWeight) {
   Rng rng(7);
