@@ -66,9 +66,11 @@ void CpuDevice::Gemm(const GemmParams& p) {
 
 void CpuDevice::Attention(const AttentionParams& p) {
   const size_t items = size_t{p.kv.num_kv_heads} * p.rows;
-  // Items cost what their context is long: taken as workers come free, in runs that a tile uses well.
-  size_t grain = 1;
-  if (p.rows > 32) grain = std::max<size_t>(1, 32 / std::max(1u, p.num_heads / p.kv.num_kv_heads)) * 3;
+  // Items cost what their context is long, so they are taken as workers come free, in runs long enough for the
+  // kernel's tiles of 48 query vectors where there are many.
+  constexpr size_t kRunVectors = 96;
+  const size_t most = std::max<size_t>(1, kRunVectors / (p.num_heads / p.kv.num_kv_heads));
+  const size_t grain = std::clamp<size_t>(items / (static_cast<size_t>(pool_->threads()) * 8), 1, most);
   pool_->ParallelFor(items, grain, [&](size_t begin, size_t end, int worker) {
     kernels_.attention(p, begin, end, Scratch(worker));
   });
