@@ -91,7 +91,8 @@ struct RopeParams {
   const float* sin_table = nullptr;
 };
 
-// One layer of a group's KV pool: bf16 tiles in TileForm::kPairs.
+// One layer of a group's KV pool: tiles in TileForm::kPairs. bf16; the reference table alone also takes fp32, in
+// which nothing is rounded, to be compared with an oracle in fp32.
 struct KvTiles {
   std::byte* pool = nullptr;  // block 0
   size_t block_bytes = 0;
@@ -101,6 +102,7 @@ struct KvTiles {
   uint32_t block_tokens = 0;
   uint32_t num_kv_heads = 0;
   uint32_t head_dim = 0;   // even, <= kMaxHeadDim
+  DType dtype = DType::kBF16;
 };
 
 // Consecutive rows of a batch that belong to one sequence, at consecutive positions.

@@ -118,14 +118,30 @@ void Rope(const RopeParams& p, size_t begin, size_t end) {
 }
 
 // Where K or V of (head, position) lies: K [dim / 2][token][2], V [token / 2][dim][2].
-uint16_t* CacheElement(const KvTiles& kv, const BlockId* blocks, uint32_t head, uint32_t position, uint32_t d,
-                       bool value) {
+std::byte* CacheElement(const KvTiles& kv, const BlockId* blocks, uint32_t head, uint32_t position, uint32_t d,
+                        bool value) {
   const uint32_t t = position % kv.block_tokens;
   std::byte* tile = kv.pool + size_t{Index(blocks[position / kv.block_tokens])} * kv.block_bytes +
                     (value ? kv.v_offset : kv.k_offset) + head * kv.head_stride;
   const size_t element = value ? (size_t{t / 2} * kv.head_dim + d) * 2 + t % 2
                                : (size_t{d / 2} * kv.block_tokens + t) * 2 + d % 2;
-  return reinterpret_cast<uint16_t*>(tile) + element;
+  return tile + element * (kv.dtype == DType::kF32 ? sizeof(float) : sizeof(uint16_t));
+}
+
+void StoreCache(const KvTiles& kv, float value, std::byte* element) {
+  if (kv.dtype == DType::kF32) {
+    std::memcpy(element, &value, sizeof value);
+  } else {
+    const uint16_t rounded = FloatToBf16(value);
+    std::memcpy(element, &rounded, sizeof rounded);
+  }
+}
+
+float LoadCache(const KvTiles& kv, const std::byte* element) {
+  if (kv.dtype != DType::kF32) return Bf16ToFloat(LoadU16(element));
+  float value;
+  std::memcpy(&value, element, sizeof value);
+  return value;
 }
 
 void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
@@ -138,8 +154,8 @@ void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
       for (uint32_t h = 0; h < p.kv.num_kv_heads; ++h) {
         for (uint32_t d = 0; d < p.kv.head_dim; ++d) {
           const size_t i = size_t{h} * p.kv.head_dim + d;
-          *CacheElement(p.kv, span.blocks, h, position, d, false) = FloatToBf16(p.k[row * p.k_stride + i]);
-          *CacheElement(p.kv, span.blocks, h, position, d, true) = FloatToBf16(p.v[row * p.v_stride + i]);
+          StoreCache(p.kv, p.k[row * p.k_stride + i], CacheElement(p.kv, span.blocks, h, position, d, false));
+          StoreCache(p.kv, p.v[row * p.v_stride + i], CacheElement(p.kv, span.blocks, h, position, d, true));
         }
       }
     }
@@ -159,7 +175,7 @@ void AttendOne(const KvTiles& kv, const BlockId* blocks, uint32_t kv_head, uint3
     for (uint32_t t = 0; t < count; ++t) {
       float dot = 0;
       for (uint32_t d = 0; d < kv.head_dim; ++d) {
-        dot = std::fma(q[d], Bf16ToFloat(*CacheElement(kv, blocks, kv_head, first + t, d, false)), dot);
+        dot = std::fma(q[d], LoadCache(kv, CacheElement(kv, blocks, kv_head, first + t, d, false)), dot);
       }
       weight[t] = dot * scale;
       piece_best = piece_best > weight[t] ? piece_best : weight[t];
@@ -176,7 +192,7 @@ void AttendOne(const KvTiles& kv, const BlockId* blocks, uint32_t kv_head, uint3
     for (uint32_t d = 0; d < kv.head_dim; ++d) {
       float value = 0;
       for (uint32_t t = 0; t < count; ++t) {
-        value = std::fma(weight[t], Bf16ToFloat(*CacheElement(kv, blocks, kv_head, first + t, d, true)), value);
+        value = std::fma(weight[t], LoadCache(kv, CacheElement(kv, blocks, kv_head, first + t, d, true)), value);
       }
       out[d] = first == 0 ? value : std::fma(out[d], keep, value * add);
     }

@@ -8,11 +8,11 @@ uint64_t DecoderDescription::NumParameters() const {
   return num_layers * layer + h + h * vocab_size * (tied_head ? 1 : 2);
 }
 
-KvLayout MakeKvLayout(const DecoderDescription& decoder, uint32_t block_tokens) {
+KvLayout MakeKvLayout(const DecoderDescription& decoder, uint32_t block_tokens, DType dtype) {
   KvLayout layout;
   layout.block_tokens = block_tokens;
   layout.tile = TileForm::kPairs;
-  layout.groups.push_back({KvKind::kFull, decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, DType::kBF16});
+  layout.groups.push_back({KvKind::kFull, decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, dtype});
   return layout;
 }
 

@@ -24,14 +24,18 @@ std::vector<Stack> Runs(const Stack& tensors) {
 Stack Qkv(const SourceLayer& l) { return {&l.query, &l.key, &l.value}; }
 Stack GateUp(const SourceLayer& l) { return {&l.gate, &l.up}; }
 
+std::vector<TensorView> Views(const Stack& tensors) {
+  std::vector<TensorView> views;
+  for (const SourceTensor* t : tensors) views.push_back(t->view);
+  return views;
+}
+
+// Every piece of the one allocation begins at a cache line.
+uint64_t Aligned(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 uint64_t PackedBytesOf(const Stack& tensors) {
   uint64_t bytes = 0;
-  for (const Stack& run : Runs(tensors)) {
-    uint64_t n = 0;
-    for (const SourceTensor* t : run) n += t->view.shape[0];
-    const uint64_t panels = (n + kPanelColumns - 1) / kPanelColumns;
-    bytes += panels * kPanelColumns * BytesOf(run.front()->view.dtype, run.front()->view.shape[1]);
-  }
+  for (const Stack& run : Runs(tensors)) bytes += Aligned(PackedMatrix::PackedBytes(Views(run)));
   return bytes;
 }
 
@@ -59,17 +63,18 @@ void Canonicalize(const TensorView& view, uint32_t head_dim, std::byte* out) {
 // Packs what a ModelFile maps, one FusedLinear at a time.
 class Packer {
  public:
-  Packer(const ModelFile& file, CpuPool& pool, const LoadProgress& progress)
-      : file_(file), pool_(pool), progress_(progress) {}
+  // `memory`: PackedBytes(file), zeroed.
+  Packer(const ModelFile& file, CpuPool& pool, const LoadProgress& progress, std::span<std::byte> memory)
+      : file_(file), pool_(pool), progress_(progress), memory_(memory) {}
 
-  // `num_heads_first`: how many of the leading tensors hold heads to rotate, and so may need another row order.
+  // `num_rotated`: how many of the leading tensors hold heads to rotate, and so may need another row order.
   Status Pack(const Stack& tensors, size_t num_rotated, FusedLinear* out) {
     size_t index = 0;
     for (const Stack& run : Runs(tensors)) {
-      std::vector<TensorView> views;
+      std::vector<TensorView> views = Views(run);
       std::vector<AlignedMemory> copies;
-      for (const SourceTensor* t : run) {
-        views.push_back(t->view);
+      for (size_t i = 0; i < run.size(); ++i) {
+        const SourceTensor* t = run[i];
         const bool reorder = index++ < num_rotated && file_.rope_rows() == RopeRows::kInterleaved;
         const bool unaligned = reinterpret_cast<uintptr_t>(t->view.data) % 4 != 0;  // safetensors promise nothing
         if (!reorder && !unaligned) continue;
@@ -79,11 +84,11 @@ class Packer {
         } else {
           std::memcpy(copy.data(), t->view.data, t->view.bytes);
         }
-        views.back().data = copy.data();
+        views[i].data = copy.data();
         copies.push_back(std::move(copy));
       }
-      BATON_ASSIGN_OR_RETURN(PackedMatrix matrix, PackedMatrix::Pack(pool_, views));
-      bytes_ += matrix.bytes();
+      const size_t bytes = PackedMatrix::PackedBytes(views);
+      BATON_ASSIGN_OR_RETURN(PackedMatrix matrix, PackedMatrix::PackInto(pool_, views, Take(bytes)));
       out->parts.push_back(std::move(matrix));
       for (const SourceTensor* t : run) Done(*t);
     }
@@ -92,7 +97,6 @@ class Packer {
 
   std::vector<float> Vector(const SourceTensor& tensor) {
     std::vector<float> out = ToFloats(tensor.view);
-    bytes_ += out.size() * sizeof(float);
     Done(tensor);
     return out;
   }
@@ -102,14 +106,18 @@ class Packer {
     done_ += tensor.view.bytes;
     if (progress_) progress_(std::min(done_, file_.weight_bytes()), file_.weight_bytes());
   }
-  void AddBytes(uint64_t n) { bytes_ += n; }
-  uint64_t bytes() const { return bytes_; }
+  std::span<std::byte> Take(uint64_t bytes) {
+    const std::span<std::byte> out = memory_.subspan(used_, bytes);
+    used_ += Aligned(bytes);
+    return out;
+  }
 
  private:
   const ModelFile& file_;
   CpuPool& pool_;
   const LoadProgress& progress_;
-  uint64_t bytes_ = 0;
+  const std::span<std::byte> memory_;
+  uint64_t used_ = 0;
   uint64_t done_ = 0;
 };
 
@@ -131,11 +139,10 @@ uint32_t FusedLinear::n() const {
 }
 
 uint64_t PackedBytes(const ModelFile& file) {
-  uint64_t bytes = PackedBytesOf({&file.head()}) + file.decoder().hidden * sizeof(float);
-  if (!file.decoder().tied_head) bytes += file.embedding().view.bytes;
+  uint64_t bytes = PackedBytesOf({&file.head()});
+  if (!file.decoder().tied_head) bytes += Aligned(file.embedding().view.bytes);
   for (const SourceLayer& l : file.layers()) {
-    bytes += 2 * file.decoder().hidden * sizeof(float) + PackedBytesOf(Qkv(l)) + PackedBytesOf({&l.output}) +
-             PackedBytesOf(GateUp(l)) + PackedBytesOf({&l.down});
+    bytes += PackedBytesOf(Qkv(l)) + PackedBytesOf({&l.output}) + PackedBytesOf(GateUp(l)) + PackedBytesOf({&l.down});
   }
   return bytes;
 }
@@ -146,7 +153,8 @@ StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelFile& file, 
   model->decoder_ = file.decoder();
   model->identity_ = file.identity();
   file.Prefetch();
-  Packer packer(file, pool, progress);
+  BATON_ASSIGN_OR_RETURN(model->memory_, AlignedMemory::Allocate(PackedBytes(file)));
+  Packer packer(file, pool, progress, {model->memory_.data(), model->memory_.size()});
 
   EmbeddingRows& rows = model->embedding_;
   const TensorView& table = file.embedding().view;
@@ -154,9 +162,9 @@ StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelFile& file, 
   rows.row_bytes_ = BytesOf(table.dtype, table.shape[1]);
   rows.vocab_size_ = static_cast<uint32_t>(table.shape[0]);
   if (!file.decoder().tied_head) {
-    BATON_ASSIGN_OR_RETURN(rows.raw_, AlignedMemory::Allocate(table.bytes));
-    std::memcpy(rows.raw_.data(), table.data, table.bytes);
-    packer.AddBytes(table.bytes);
+    const std::span<std::byte> raw = packer.Take(table.bytes);
+    std::memcpy(raw.data(), table.data, table.bytes);
+    rows.raw_ = raw.data();
     packer.Done(file.embedding());
   }
   FusedLinear head;
@@ -169,7 +177,6 @@ StatusOr<std::unique_ptr<LoadedModel>> LoadedModel::Load(const ModelFile& file, 
   for (size_t i = 0; i < file.layers().size(); ++i) {
     BATON_RETURN_IF_ERROR(PackLayer(file.layers()[i], &packer, &model->layers_[i]));
   }
-  model->bytes_ = packer.bytes();
   return model;
 }
 
@@ -179,7 +186,7 @@ void EmbeddingRows::Gather(std::span<const TokenId> ids, std::byte* out) const {
     if (packed_ != nullptr) {
       UnpackRow(*packed_, id, out + i * row_bytes_);
     } else {
-      std::memcpy(out + i * row_bytes_, raw_.data() + id * row_bytes_, row_bytes_);
+      std::memcpy(out + i * row_bytes_, raw_ + id * row_bytes_, row_bytes_);
     }
   }
 }

@@ -47,7 +47,7 @@ class EmbeddingRows {
   DType dtype_ = DType::kF32;
   size_t row_bytes_ = 0;
   uint32_t vocab_size_ = 0;
-  AlignedMemory raw_;        // untied
+  const std::byte* raw_ = nullptr;        // untied
   const PackedWeight* packed_ = nullptr;  // tied
 };
 
@@ -66,17 +66,17 @@ class LoadedModel {
   const std::vector<float>& final_norm() const { return final_norm_; }
   const PackedWeight& head() const { return head_.view(); }
   const EmbeddingRows& embedding() const { return embedding_; }
-  uint64_t bytes() const { return bytes_; }
+  uint64_t bytes() const { return memory_.size(); }  // norms, a few kB each, come on top
 
  private:
   LoadedModel() = default;
   DecoderDescription decoder_;
   ModelIdentity identity_;
+  AlignedMemory memory_;  // all packed matrices and an untied embedding; huge pages, no part of one unused
   std::vector<LayerWeights> layers_;
   std::vector<float> final_norm_;
   PackedMatrix head_;
   EmbeddingRows embedding_;
-  uint64_t bytes_ = 0;
 };
 
 // What Load will hold, from the header alone.

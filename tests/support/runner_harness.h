@@ -46,6 +46,7 @@ struct HarnessOptions {
   int threads = 1;
   std::string kernels = "auto";
   uint32_t block_tokens = 32;
+  DType kv_dtype = DType::kBF16;
   uint32_t kv_tokens = 4096;
   uint32_t max_step_tokens = 512;
   bool all_rows = false;  // logits of every row, not only of those that sample
@@ -67,7 +68,7 @@ class RunnerHarness {
     auto file = Unwrap(ModelFile::Open(model_path));
     device_ = Unwrap(CpuDevice::Create({.threads = options.threads, .cpus = {}, .kernels = options.kernels}));
     model_ = Unwrap(LoadedModel::Load(*file, device_->pool()));
-    layout_ = MakeKvLayout(model_->decoder(), options.block_tokens);
+    layout_ = MakeKvLayout(model_->decoder(), options.block_tokens, options.kv_dtype);
     plan_ = PlanPool(layout_, uint64_t{layout_.BlocksFor(options.kv_tokens)} * layout_.BlockBytes(0) + 4096);
     pool_ = Unwrap(AlignedMemory::Allocate(plan_.total_bytes));
     CpuRunnerOptions runner;

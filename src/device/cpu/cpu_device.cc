@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device/cpu/cpu_features.h"
+#include "kernels/tables.h"
 
 namespace baton {
 namespace {
@@ -76,7 +77,7 @@ void CpuDevice::Attention(const AttentionParams& p) {
   });
 }
 
-Status CheckCpuKvLayout(const KvLayout& layout) {
+Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels) {
   if (layout.tile != TileForm::kPairs) {
     return FailedPreconditionError("CPU kernels read KV tiles as bf16 pairs, not token-major: " + layout.Describe());
   }
@@ -86,7 +87,8 @@ Status CheckCpuKvLayout(const KvLayout& layout) {
                                    std::to_string(layout.block_tokens));
   }
   for (const KvGroup& group : layout.groups) {
-    if (group.dtype != DType::kBF16) {
+    const bool oracle = group.dtype == DType::kF32 && kernels == kReferenceKernels.name;
+    if (group.dtype != DType::kBF16 && !oracle) {
       return FailedPreconditionError("CPU kernels keep KV as bf16: " + layout.Describe());
     }
     if (group.head_dim == 0 || group.head_dim % 2 != 0 || group.head_dim > kMaxHeadDim) {
@@ -108,6 +110,7 @@ KvTiles MakeKvTiles(const KvLayout& layout, uint32_t group, uint32_t layer, std:
   tiles.block_tokens = layout.block_tokens;
   tiles.num_kv_heads = layout.groups[group].num_kv_heads;
   tiles.head_dim = layout.groups[group].head_dim;
+  tiles.dtype = layout.groups[group].dtype;
   return tiles;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "baton/kernel_table.h"
@@ -48,8 +49,9 @@ class CpuDevice {
 };
 
 // One layer of `group`, whose pool's block 0 lies at `group_pool`. FAILED_PRECONDITION for a layout that the CPU
-// kernels do not read: they want bf16, TileForm::kPairs, an even head_dim of at most 256.
-Status CheckCpuKvLayout(const KvLayout& layout);
+// kernels do not read: they want bf16, TileForm::kPairs, an even head_dim of at most 256. The table named
+// "reference" reads fp32 too.
+Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels = "");
 KvTiles MakeKvTiles(const KvLayout& layout, uint32_t group, uint32_t layer, std::byte* group_pool);
 
 }  // namespace baton

@@ -95,25 +95,44 @@ Status CheckParts(std::span<const TensorView> parts) {
 
 }  // namespace
 
+size_t PackedMatrix::PackedBytes(std::span<const TensorView> parts) {
+  uint64_t n = 0;
+  for (const TensorView& part : parts) n += part.shape[0];
+  const uint64_t panels = (n + kPanelColumns - 1) / kPanelColumns;
+  return panels * PanelBytes(parts[0].dtype, static_cast<uint32_t>(parts[0].shape[1]));
+}
+
 StatusOr<PackedMatrix> PackedMatrix::Pack(CpuPool& pool, std::span<const TensorView> parts) {
+  BATON_RETURN_IF_ERROR(CheckParts(parts));
+  BATON_ASSIGN_OR_RETURN(AlignedMemory memory, AlignedMemory::Allocate(PackedBytes(parts)));
+  BATON_ASSIGN_OR_RETURN(PackedMatrix matrix, PackInto(pool, parts, {memory.data(), memory.size()}));
+  matrix.memory_ = std::move(memory);
+  return matrix;
+}
+
+StatusOr<PackedMatrix> PackedMatrix::PackInto(CpuPool& pool, std::span<const TensorView> parts,
+                                              std::span<std::byte> memory) {
   BATON_RETURN_IF_ERROR(CheckParts(parts));
   uint64_t n = 0;
   for (const TensorView& part : parts) n += part.shape[0];
   if (n > (uint64_t{1} << 31)) return InvalidArgumentError("stacked weights have " + std::to_string(n) + " outputs");
+  if (memory.size() < PackedBytes(parts)) {
+    return InvalidArgumentError("a packed weight of " + std::to_string(PackedBytes(parts)) + " bytes, the memory has " +
+                                std::to_string(memory.size()));
+  }
   PackedMatrix matrix;
   PackedWeight& view = matrix.view_;
   view.dtype = parts[0].dtype;
   view.n = static_cast<uint32_t>(n);
   view.k = static_cast<uint32_t>(parts[0].shape[1]);
   view.panel_bytes = PanelBytes(view.dtype, view.k);
-  BATON_ASSIGN_OR_RETURN(matrix.memory_, AlignedMemory::Allocate(view.panel_bytes * view.num_panels()));
-  view.panels = matrix.memory_.data();
+  view.panels = memory.data();
 
   const std::vector<const uint8_t*> rows = StackedRows(parts, BytesOf(view.dtype, view.k));
   // Fixed shares: a worker packs, and so first touches, the panels that it will read.
   pool.ParallelFor(view.num_panels(), 0, [&](size_t begin, size_t end, int) {
     for (size_t p = begin; p < end; ++p) {
-      auto* panel = reinterpret_cast<uint8_t*>(matrix.memory_.data()) + p * view.panel_bytes;
+      auto* panel = reinterpret_cast<uint8_t*>(memory.data()) + p * view.panel_bytes;
       const uint8_t* const* panel_rows = rows.data() + p * kPanelColumns;
       switch (view.dtype) {
         case DType::kF32: PackPlain<uint32_t>(false, panel_rows, view.k, panel); break;

@@ -22,11 +22,18 @@ class PackedMatrix {
   static StatusOr<PackedMatrix> Pack(CpuPool& pool, const TensorView& weight) {
     return Pack(pool, std::span<const TensorView>(&weight, 1));
   }
+  // The same into `memory` (64-byte aligned, zeroed, PackedBytes(parts) bytes), which outlives the result: many
+  // matrices share one allocation, since each of its own would end in an unused part of a huge page.
+  static StatusOr<PackedMatrix> PackInto(CpuPool& pool, std::span<const TensorView> parts,
+                                         std::span<std::byte> memory);
+  // What Pack allocates; the parts are such as Pack takes.
+  static size_t PackedBytes(std::span<const TensorView> parts);
+
   const PackedWeight& view() const { return view_; }
-  size_t bytes() const { return memory_.size(); }
+  size_t bytes() const { return view_.panel_bytes * view_.num_panels(); }
 
  private:
-  AlignedMemory memory_;
+  AlignedMemory memory_;  // empty after PackInto
   PackedWeight view_;
 };
 
