@@ -1,0 +1,212 @@
+// The same tokens, and the same bits of logits, whatever the topology, transport, batch, chunking, cache, memory
+// pressure or number of threads. Every case asserts by counters that its subject happened.
+#include <gtest/gtest.h>
+
+#include "base/rng.h"
+#include "support/in_process_cluster.h"
+
+namespace baton::test {
+namespace {
+
+std::string Model() { return std::string(BATON_SOURCE_DIR) + "/tests/golden/tiny/tiny-q4_1.gguf"; }
+
+ClientRequest Make(uint32_t prompt_tokens, uint64_t seed, int64_t max_tokens, double temperature = 0) {
+  Rng rng(seed);
+  TokenPrompt prompt;
+  for (uint32_t i = 0; i < prompt_tokens; ++i) prompt.ids.push_back(static_cast<int64_t>(3 + rng.Below(250)));
+  ClientRequest r;
+  r.prompt = std::move(prompt);
+  r.temperature = temperature;
+  r.seed = seed;
+  r.max_tokens = max_tokens;
+  r.ignore_eos = true;
+  r.want_token_ids = true;
+  r.timings = true;
+  r.logprobs = 3;
+  return r;
+}
+
+// Prompt lengths around block boundaries, greedy and drawn, one with a single token of answer.
+std::vector<ClientRequest> Workload() {
+  std::vector<ClientRequest> all;
+  uint64_t seed = 1;
+  for (const uint32_t n : {1u, 15u, 16u, 17u, 31u, 33u, 48u, 65u}) all.push_back(Make(n, seed++, 20));
+  for (const uint32_t n : {5u, 40u, 64u}) all.push_back(Make(n, seed++, 24, 1.0));
+  all.push_back(Make(30, seed++, 1));
+  return all;
+}
+
+using Logits = std::map<std::pair<uint64_t, uint32_t>, uint64_t>;
+
+struct Reference {
+  std::vector<Answer> answers;
+  Logits logits;
+};
+const Reference& Alone() {
+  static const Reference reference = [] {
+    InProcessCluster cluster({.model = Model(), .num_unified = 1, .prefix_cache = false});
+    Reference r;
+    for (const ClientRequest& request : Workload()) r.answers.push_back(cluster.Ask(request));
+    r.logits = cluster.logits();
+    return r;
+  }();
+  return reference;
+}
+
+void ExpectEqual(const std::vector<Answer>& answers, const Logits& logits) {
+  const Reference& r = Alone();
+  ASSERT_EQ(answers.size(), r.answers.size());
+  for (size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_TRUE(answers[i].status.ok()) << answers[i].status.ToString();
+    EXPECT_EQ(answers[i].tokens, r.answers[i].tokens) << "request " << i;
+    EXPECT_EQ(answers[i].logprobs, r.answers[i].logprobs) << "request " << i;
+    EXPECT_EQ(answers[i].reason, r.answers[i].reason) << "request " << i;
+  }
+  size_t compared = 0;
+  for (const auto& [key, digest] : logits) {
+    const auto it = r.logits.find(key);
+    if (it == r.logits.end()) continue;
+    ++compared;
+    EXPECT_EQ(digest, it->second) << "position " << key.second;
+  }
+  EXPECT_GE(compared, r.logits.size() / 2);
+}
+
+struct Topology {
+  std::string name;
+  ClusterOptions options;
+};
+class SameEverywhere : public testing::TestWithParam<Topology> {};
+
+TEST_P(SameEverywhere, OneAtATimeAndAllAtOnce) {
+  ClusterOptions options = GetParam().options;
+  options.model = Model();
+  InProcessCluster cluster(options);
+  std::vector<Answer> one_by_one;
+  for (const ClientRequest& request : Workload()) one_by_one.push_back(cluster.Ask(request));
+  const std::vector<Answer> together = cluster.Ask(Workload());
+  cluster.Stop();
+  ExpectEqual(one_by_one, cluster.logits());
+  ExpectEqual(together, cluster.logits());
+  for (const auto& [key, digest] : cluster.logits()) EXPECT_NE(digest, 0u) << "two runs of one position differ";
+  if (options.num_prefill > 0) {
+    EXPECT_GT(cluster.bytes_posted(), 0u);
+    for (const char* name : {"p0", "d0", "p1", "d1"}) {
+      const uint32_t index = name[1] - '0';
+      if (index >= options.num_prefill) continue;
+      EXPECT_GT(cluster.core(name).counters().steps, 0u) << name << " was never used";
+    }
+    size_t handed_off = 0;
+    for (const Answer& a : together) handed_off += a.timings.disaggregated;
+    EXPECT_GT(handed_off, 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Topologies, SameEverywhere,
+    testing::Values(Topology{"Unified", {.num_unified = 1}},
+                    Topology{"UnifiedTwoThreads", {.num_unified = 1, .threads = 2}},
+                    Topology{"UnifiedChunk16", {.num_unified = 1, .max_step_tokens = 48, .max_prefill_tokens = 16}},
+                    Topology{"UnifiedBlocks32", {.num_unified = 1, .block_tokens = 32}},
+                    Topology{"Local1P1D", {.num_prefill = 1, .num_decode = 1}},
+                    Topology{"Local2P2D", {.num_prefill = 2, .num_decode = 2}},
+                    Topology{"Local1P1DChunk16",
+                             {.num_prefill = 1, .num_decode = 1, .max_step_tokens = 48, .max_prefill_tokens = 16}},
+                    Topology{"Local1P1DNoCache", {.num_prefill = 1, .num_decode = 1, .prefix_cache = false}},
+                    Topology{"UcxShm1P1D", {.num_prefill = 1, .num_decode = 1, .transport = "ucx-shm"}},
+                    Topology{"UcxShm2P2D", {.num_prefill = 2, .num_decode = 2, .transport = "ucx-shm"}},
+                    Topology{"UcxTcp1P1D", {.num_prefill = 1, .num_decode = 1, .transport = "ucx-tcp"}},
+                    Topology{"UcxTcp2P2D", {.num_prefill = 2, .num_decode = 2, .transport = "ucx-tcp"}}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(ClusterEqualityTest, ReferenceKernelsGiveTheSameBits) {
+  InProcessCluster cluster({.model = Model(), .num_unified = 1, .kernels = "reference"});
+  const std::vector<Answer> answers = cluster.Ask(Workload());
+  ExpectEqual(answers, cluster.logits());
+}
+
+TEST(ClusterEqualityTest, PreemptionChangesNothing) {
+  InProcessCluster cluster({.model = Model(), .num_unified = 1, .pool_blocks = 14});
+  const std::vector<Answer> answers = cluster.Ask(Workload());
+  cluster.Stop();
+  ExpectEqual(answers, cluster.logits());
+  EXPECT_GE(cluster.core("u0").counters().preemptions, 1u);
+}
+
+TEST(ClusterEqualityTest, PreemptionOnTheDecodeSideChangesNothing) {
+  std::vector<ClientRequest> requests;
+  for (uint64_t i = 0; i < 8; ++i) requests.push_back(Make(17, 500 + i, 70));
+  InProcessCluster roomy({.model = Model(), .num_unified = 1, .prefix_cache = false});
+  const std::vector<Answer> expected = roomy.Ask(requests);
+  InProcessCluster tight({.model = Model(), .num_prefill = 1, .num_decode = 1, .pool_blocks = 17});
+  const std::vector<Answer> answers = tight.Ask(requests);
+  tight.Stop();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(answers[i].tokens, expected[i].tokens) << answers[i].status.ToString();
+  }
+  EXPECT_GE(tight.core("d0").counters().preemptions, 1u);
+}
+
+TEST(ClusterEqualityTest, AWarmReaderIsSentExactlyTheBlocksItLacks) {
+  InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  const ClientRequest request = Make(64, 77, 20);
+  const Answer cold = cluster.Ask(request);
+  const Answer warm = cluster.Ask(request);
+  ClientRequest longer = request;
+  Rng rng(5);
+  for (int i = 0; i < 40; ++i) std::get<TokenPrompt>(longer.prompt).ids.push_back(static_cast<int64_t>(3 + rng.Below(250)));
+  const Answer half_warm = cluster.Ask(longer);
+  cluster.Stop();
+  EXPECT_EQ(cold.tokens, warm.tokens);
+  const uint64_t block = MakeKvLayout(cluster.file().decoder(), 16, DType::kBF16).BlockBytes(0);
+  EXPECT_EQ(cold.timings.prefill.transfer_blocks, 4u);
+  EXPECT_EQ(cold.timings.prefill.transfer_bytes, 4 * block);
+  EXPECT_EQ(warm.timings.prefill.transfer_bytes, 0u);       // 64 tokens are four whole blocks, all held
+  EXPECT_GT(warm.timings.prefill.cached_tokens, 0u);
+  EXPECT_EQ(half_warm.timings.prefill.transfer_bytes, 3 * block);  // 104 tokens are seven blocks, four held
+  EXPECT_EQ(cluster.bytes_posted(), 7 * block);
+
+  InProcessCluster alone({.model = Model(), .num_unified = 1, .prefix_cache = false});
+  EXPECT_EQ(alone.Ask(longer).tokens, half_warm.tokens);
+}
+
+TEST(ClusterEqualityTest, AnAnswerOfOneTokenNeedsNoHandOff) {
+  InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  const Answer answer = cluster.Ask(Make(40, 9, 1));
+  cluster.Stop();
+  EXPECT_EQ(answer.tokens.size(), 1u);
+  EXPECT_EQ(answer.reason, FinishReason::kLength);
+  EXPECT_EQ(cluster.core("d0").connector().counters().grants, 0u);
+}
+
+TEST(ClusterEqualityTest, AnAnswerThatStopsAtItsFirstTokenEndsAtTheWriter) {
+  InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  ClientRequest request = Make(40, 10, 20);
+  const Answer free = cluster.Ask(request);
+  request.stop_token_ids.push_back(free.tokens[0]);
+  const Answer stopped = cluster.Ask(request);
+  EXPECT_EQ(stopped.tokens.size(), 1u);
+  EXPECT_EQ(stopped.reason, FinishReason::kStop);
+}
+
+TEST(ClusterEqualityTest, LostAndTruncatedTransfersChangeNothing) {
+  FaultRates faults;
+  faults.notice_drop = 0.1;
+  faults.notice_duplicate = 0.1;
+  faults.post_truncate = 0.05;
+  faults.post_fail = 0.05;
+  faults.max_delay = std::chrono::milliseconds(20);
+  InProcessCluster cluster(
+      {.model = Model(), .num_prefill = 2, .num_decode = 2, .transport = "fake", .faults = faults});
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<Answer> answers = cluster.Ask(Workload());
+    ExpectEqual(answers, cluster.logits());
+  }
+  cluster.Stop();
+  uint64_t repushes = 0;
+  for (const char* p : {"p0", "p1"}) repushes += cluster.core(p).connector().writer().counters().repushes;
+  EXPECT_GT(repushes, 0u);
+}
+
+}  // namespace
+}  // namespace baton::test
