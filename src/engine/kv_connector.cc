@@ -264,7 +264,7 @@ void KvConnector::SessionIsUp(WriterSession& s, TimePoint now, Outbox* out) {
 
 void KvConnector::OnProcessWatched(const ProcessWatched& watched) {
   const auto it = watches_.find(watched.process);
-  if (it != watches_.end()) it->second = watched.ok ? Watch::kOk : Watch::kImpossible;
+  if (it != watches_.end()) it->second = watched.ok ? Watch::kOpened : Watch::kImpossible;
 }
 
 void KvConnector::OnProcessDied(const ProcessId& process, TimePoint now, Outbox* out) {
@@ -460,9 +460,9 @@ bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
 
 std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out) {
   const ProcessId writer = *WriterOf(link);
-  const auto busy = [&] {
+  const auto busy = [&](Duration retry_after) {
     ++counters_.busy;
-    Answer(link, Busy{reserve.child, reserve.epoch, reserve.attempt, options_.busy_retry}, out);
+    Answer(link, Busy{reserve.child, reserve.epoch, reserve.attempt, retry_after}, out);
     return std::nullopt;
   };
   const auto refuse = [&](RefuseReason why, std::string detail) {
@@ -480,14 +480,18 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
     if (watch == watches_.end() || watch->second == Watch::kImpossible) {
       return refuse(RefuseReason::kRole, "one-sided writes need a pidfd of the writer, and none can be had");
     }
-    if (watch->second == Watch::kPending) return busy();
+    if (watch->second == Watch::kPending) return busy(std::chrono::milliseconds(1));
+    if (watch->second == Watch::kOpened) {
+      watch->second = Watch::kOk;
+      return busy(std::chrono::milliseconds(1));
+    }
   }
-  if (!reader_.HasFreeSlot() || OverCap(writer, options_.layout.BlocksFor(known))) return busy();
+  if (!reader_.HasFreeSlot() || OverCap(writer, options_.layout.BlocksFor(known))) return busy(options_.busy_retry);
   StatusOr<ReceiveGrant> granted =
       scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now);
   if (!granted.ok()) {
     switch (granted.status().code()) {
-      case Code::kResourceExhausted: return busy();
+      case Code::kResourceExhausted: return busy(options_.busy_retry);
       case Code::kFailedPrecondition: return refuse(RefuseReason::kRole, granted.status().message());
       default: return refuse(RefuseReason::kTooLarge, granted.status().message());
     }

@@ -124,7 +124,9 @@ class KvConnector {
     std::optional<ProcessId> writer;  // after Hello
     uint64_t session = 0;
   };
-  enum class Watch : uint8_t { kPending, kOk, kImpossible };
+  // kOpened: the pidfd is open, but may be of a process that took the pid over. A RESERVE that answers something
+  // which was said after that confirms it.
+  enum class Watch : uint8_t { kPending, kOpened, kOk, kImpossible };
 
   void Do(WriterActions* actions, TimePoint now, Outbox* out);
   void Do(ReaderActions* actions, TimePoint now, Outbox* out);
