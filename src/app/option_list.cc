@@ -1,0 +1,239 @@
+#include "app/option_list.h"
+
+#include <cctype>
+#include <cstdio>
+
+namespace baton {
+namespace {
+
+using K = OptionKind;
+
+constexpr OptionSpec kOptions[] = {
+    {"model",
+     K::kText,
+     kServes,
+     "",
+     "a .gguf file, or a folder with config.json and safetensors",
+     {},
+     0,
+     0,
+     true},
+
+    // Where things are.
+    {"listen", K::kAddress, kUp | kRouter, "127.0.0.1:8700",
+     "where clients and workers connect; port 0 takes a free one"},
+    {"listen", K::kAddress, kWorkers, "127.0.0.1:0", "where other workers connect; port 0 takes a free one"},
+    {"advertise", K::kAddress, kWorkers, "", "what other workers dial to reach this one, if not --listen"},
+    {"router", K::kAddresses, kWorkers, "127.0.0.1:8700", "routers to serve, separated by commas"},
+    {"insecure-listen", K::kFlag, kServes, "false",
+     "allow --listen beyond this machine: there is no encryption and no authentication yet"},
+    {"name", K::kText, kServes, "", "this process in logs and in the cluster; empty: its role and a number"},
+    {"served-name", K::kText, kUp | kRouter, "", "what clients call the model; empty: its own name"},
+    {"state-dir", K::kText, kServes, "",
+     "where start counters live; empty: $XDG_STATE_HOME/baton or ~/.local/state/baton"},
+
+    // Roles of `up`.
+    {"prefill",
+     K::kInteger,
+     kUp,
+     "0",
+     "prefill processes; 0 with --decode 0: one process does everything",
+     {},
+     0,
+     256},
+    {"decode", K::kInteger, kUp, "0", "decode processes", {}, 0, 256},
+
+    // What a worker may use.
+    {"cores", K::kCores, kComputes, "",
+     "cores to run on, such as 0-3,8; empty: all that this process may use"},
+    {"threads", K::kInteger, kComputes, "0", "compute threads of a worker; 0: one a core", {}, 0, 1024},
+    {"memory",
+     K::kBytes,
+     kComputes,
+     "auto",
+     "all memory of a worker; auto: 80 % of what is free now",
+     {},
+     0,
+     1e15},
+    {"kv-memory",
+     K::kBytes,
+     kComputes,
+     "auto",
+     "of it for the KV cache; auto: what is left, at most 1GiB",
+     {},
+     0,
+     1e15},
+    {"block-tokens", K::kChoice, kComputes, "32", "tokens of a KV block", "16|32|64|128"},
+    {"max-step-tokens",
+     K::kInteger,
+     kComputes,
+     "512",
+     "tokens computed in one step, over all sequences",
+     {},
+     16,
+     65536},
+    {"max-running", K::kInteger, kComputes, "64", "sequences that hold KV at once", {}, 1, 4096},
+    {"max-queue",
+     K::kInteger,
+     kUp | kRouter,
+     "1024",
+     "requests that wait for a worker; beyond, they are refused",
+     {},
+     0,
+     1e6},
+    {"max-context",
+     K::kInteger,
+     kServes,
+     "0",
+     "prompt plus answer, in tokens; 0: the model's own limit",
+     {},
+     0,
+     1 << 24},
+    {"kernels", K::kChoice, kComputes, "auto", "compute kernels; auto: the fastest that run here",
+     "auto|reference|avx2"},
+    {"transport", K::kChoice, kComputes, "auto",
+     "how KV moves between workers; auto: shared memory on one machine, else TCP",
+     "auto|ucx-shm|ucx-tcp|local"},
+
+    // Running.
+    {"drain-timeout",
+     K::kDuration,
+     kServes,
+     "6s",
+     "after SIGTERM, how long running requests may go on",
+     {},
+     0,
+     3600},
+    {"log-level", K::kChoice, kServes, "info", "least level that is logged",
+     "trace|debug|info|warn|error|off"},
+    {"log-format", K::kChoice, kServes, "text", "form of log lines on stderr", "text|json"},
+    {"status-fd", K::kInteger, kServes, "-1", "events for the supervisor", {}, -1, 1e6, false, true},
+    {"expect-workers", K::kInteger, kRouter, "0", "workers of the supervisor", {}, 0, 1024, false, true},
+    {"host-share",
+     K::kInteger,
+     kWorkers,
+     "1",
+     "workers that share this machine's memory",
+     {},
+     1,
+     1024,
+     false,
+     true},
+
+    // Clients.
+    {"server", K::kAddress, kClients, "127.0.0.1:8700", "the router to ask"},
+    {"message", K::kText, kChat, "", "one question; without it, lines of standard input"},
+    {"system", K::kText, kChat, "", "system message"},
+    {"prompt",
+     K::kText,
+     kComplete,
+     "",
+     "the text to continue; without it, all of standard input",
+     {},
+     0,
+     0,
+     true},
+    {"ids", K::kText, kComplete, "", "token ids instead of text: 1,2,3"},
+    {"max-tokens",
+     K::kInteger,
+     kClients,
+     "0",
+     "tokens of the answer at most; 0: what the context leaves",
+     {},
+     0,
+     1 << 24},
+    {"temperature", K::kReal, kClients, "0", "0: always the most likely token", {}, 0, 100},
+    {"top-p", K::kReal, kClients, "1", "least set of tokens whose probability reaches it", {}, 1e-6, 1},
+    {"top-k", K::kInteger, kClients, "0", "only the k most likely tokens; 0: all", {}, 0, 1 << 24},
+    {"seed", K::kInteger, kClients, "-1", "of the draw; -1: drawn by the server", {}, -1, 9e15},
+    {"stop", K::kText, kClients, "", "text that ends the answer"},
+    {"ignore-eos", K::kFlag, kClients, "false", "go on past the model's end token"},
+    {"placement", K::kChoice, kClients, "auto",
+     "disaggregated: prefill and decode on two workers; colocated: on one", "auto|disaggregated|colocated"},
+    {"timeout", K::kDuration, kClients, "10m", "for the whole answer", {}, 0.001, 600},
+    {"receipt", K::kFlag, kClients, "false", "say where the time went, on stderr"},
+    {"json", K::kFlag, kClients, "false", "the answer as one JSON object, with token ids"},
+};
+
+std::string Number(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.15g", value);
+  return text;
+}
+
+std::string Range(const OptionSpec& spec) {
+  switch (spec.kind) {
+    case K::kInteger:
+    case K::kReal:
+      return Number(spec.least) + " to " + Number(spec.most);
+    case K::kDuration:
+      return Number(spec.least) + "s to " + Number(spec.most) + "s";
+    case K::kChoice: {
+      std::string out;
+      for (const char c : spec.choices) out += c == '|' ? std::string(", ") : std::string(1, c);
+      return out;
+    }
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+std::span<const OptionSpec> AllOptions() { return kOptions; }
+
+const OptionSpec* FindOption(std::string_view name, uint32_t command) {
+  for (const OptionSpec& spec : kOptions) {
+    if (spec.name == name && (spec.commands & command) != 0) return &spec;
+  }
+  return nullptr;
+}
+
+bool IsKnownOption(std::string_view name) { return FindOption(name, ~0u) != nullptr; }
+
+std::string EnvironmentName(std::string_view name) {
+  std::string out = "BATON_";
+  for (const char c : name)
+    out += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return out;
+}
+
+std::string_view Metavar(const OptionSpec& spec) {
+  switch (spec.kind) {
+    case K::kFlag:
+      return "";
+    case K::kInteger:
+      return "N";
+    case K::kReal:
+      return "X";
+    case K::kBytes:
+      return "BYTES";
+    case K::kDuration:
+      return "TIME";
+    case K::kChoice:
+      return "WORD";
+    case K::kAddress:
+      return "HOST:PORT";
+    case K::kAddresses:
+      return "HOST:PORT,...";
+    case K::kCores:
+      return "LIST";
+    case K::kText:
+      return "TEXT";
+  }
+  return "TEXT";
+}
+
+std::string HelpText(const OptionSpec& spec) {
+  std::string out(spec.help);
+  const std::string range = Range(spec);
+  std::string notes;
+  if (!range.empty()) notes += range;
+  if (!spec.fallback.empty() && spec.kind != K::kFlag) {
+    notes += (notes.empty() ? "default " : "; default ") + std::string(spec.fallback);
+  }
+  if (!notes.empty()) out += " (" + notes + ")";
+  return out;
+}
+
+}  // namespace baton

@@ -1,0 +1,170 @@
+// `router`, `prefill`, `decode`, `unified`, and `up` in one process.
+#include <future>
+#include <set>
+
+#include "app/commands.h"
+#include "app/model_source.h"
+#include "app/process.h"
+#include "app/supervisor.h"
+#include "app/worker.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "rpc/front_thread.h"
+#include "rpc/router_server.h"
+
+namespace baton {
+namespace {
+
+constexpr std::chrono::milliseconds kWatchStarting{10};
+constexpr std::chrono::milliseconds kWatchRunning{500};
+
+std::chrono::milliseconds Milliseconds(Duration d) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(d);
+}
+
+// Says who joins and who leaves a router, and when it has all that it waits for.
+class MembershipLines {
+ public:
+  MembershipLines(RouterServer* server, EventLines* events, size_t expected)
+      : server_(server), events_(events), expected_(expected) {}
+
+  // How long until it is worth looking again.
+  std::chrono::milliseconds Look() {
+    std::set<std::string> now;
+    for (const WorkerSnapshot& w : Snapshot().workers) now.insert(w.process.name);
+    for (const std::string& name : now) {
+      if (!names_.contains(name)) events_->Say(name + " joined");
+    }
+    for (const std::string& name : names_) {
+      if (!now.contains(name)) events_->Say(name + " left");
+    }
+    names_ = std::move(now);
+    const bool complete = expected_ != 0 && names_.size() >= expected_ && server_->front().serving();
+    if (complete && !complete_) events_->Say(std::string(kAllJoinedLine));
+    complete_ = complete;
+    return expected_ != 0 && !complete_ ? kWatchStarting : kWatchRunning;
+  }
+
+ private:
+  ClusterSnapshot Snapshot() {
+    auto answer = std::make_shared<std::promise<ClusterSnapshot>>();
+    auto future = answer->get_future();
+    const bool asked = server_->front().Query(
+        [answer](const Front& front, TimePoint now) { answer->set_value(front.Snapshot(now)); });
+    if (!asked || future.wait_for(std::chrono::seconds(1)) != std::future_status::ready) return {};
+    return future.get();
+  }
+
+  RouterServer* const server_;
+  EventLines* const events_;
+  const size_t expected_;
+  std::set<std::string> names_;
+  bool complete_ = false;
+};
+
+EventLines EventsOf(const Settings& settings) {
+  return EventLines(static_cast<int>(settings.Integer("status-fd")));
+}
+
+void SayChatProblem(const ModelSource& source) {
+  if (!source.chat_problem.empty()) {
+    spdlog::warn("chat requests are refused: the model's chat template cannot be used: {}",
+                 source.chat_problem);
+  }
+}
+
+int RunUpInOneProcess(const Settings& settings) {
+  StopSignals signals(false);
+  EventLines events = EventsOf(settings);
+  if (Status s = UseCores(settings.Cores("cores")); !s.ok()) return Fail(kExitUsage, s);
+  auto source = OpenModelSource(settings);
+  if (!source.ok()) return Fail(kExitUsage, source.status());
+  auto self = ClaimIdentity(settings, "unified");
+  if (!self.ok()) return Fail(kExitUsage, self.status());
+  ConfigureLogging(settings, self->name);
+  SayChatProblem(*source);
+
+  SteadyClock clock;
+  ProcessId front = *self;
+  front.name += ".router";
+  auto server = RouterServer::Start(MakeRouterOptions(settings, *source, front), &clock);
+  if (!server.ok()) return Fail(kExitUsage, server.status());
+
+  WorkerSetup setup;
+  setup.self = *self;
+  setup.routers = {Endpoint{.address = {}, .in_process = (*server)->InProcess()}};
+  setup.alone = true;
+  auto worker = Worker::Start(settings, *source->file, std::move(setup), &events);
+  if (!worker.ok()) return Fail(kExitUsage, worker.status());
+
+  bool stop = false;
+  while (!stop && !(*server)->front().serving()) stop = signals.Wait(std::chrono::milliseconds(1));
+  if (!stop) {
+    events.Say("baton is ready on " + (*server)->address() + ": one unified worker");
+    signals.Wait();
+  }
+  (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
+  (*worker)->Drain(std::chrono::milliseconds(500));
+  (*server)->Shutdown();
+  (*worker)->Stop();
+  return kExitDone;
+}
+
+}  // namespace
+
+int RunUp(const Settings& settings) {
+  return settings.Integer("decode") > 0 ? RunSupervisor(settings) : RunUpInOneProcess(settings);
+}
+
+int RunRouter(const Settings& settings) {
+  EventLines events = EventsOf(settings);
+  StopSignals signals(events.supervised());
+  auto source = OpenModelSource(settings);
+  if (!source.ok()) return Fail(kExitUsage, source.status());
+  auto self = ClaimIdentity(settings, "router");
+  if (!self.ok()) return Fail(kExitUsage, self.status());
+  ConfigureLogging(settings, self->name);
+  SayChatProblem(*source);
+
+  SteadyClock clock;
+  auto server = RouterServer::Start(MakeRouterOptions(settings, *source, *self), &clock);
+  if (!server.ok()) return Fail(kExitUsage, server.status());
+  events.Say(std::string(kListeningLine) + (*server)->address());
+  MembershipLines members(server->get(), &events, static_cast<size_t>(settings.Integer("expect-workers")));
+  while (!signals.Wait(members.Look())) {
+  }
+  spdlog::info("draining");
+  (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
+  (*server)->Shutdown();
+  return kExitDone;
+}
+
+int RunWorker(const Settings& settings) {
+  EventLines events = EventsOf(settings);
+  StopSignals signals(events.supervised());
+  if (Status s = UseCores(settings.Cores("cores")); !s.ok()) return Fail(kExitUsage, s);
+  auto file = ModelFile::Open(settings.Text("model"));
+  if (!file.ok()) return Fail(kExitUsage, file.status());
+  const bool prefill = settings.command() == kPrefill;
+  const bool decode = settings.command() == kDecode;
+  auto self = ClaimIdentity(settings, prefill ? "prefill" : decode ? "decode" : "unified");
+  if (!self.ok()) return Fail(kExitUsage, self.status());
+  ConfigureLogging(settings, self->name);
+
+  WorkerSetup setup;
+  setup.self = *self;
+  setup.roles = {.prefill = !decode, .decode = !prefill};
+  for (const std::string& address : settings.Addresses("router"))
+    setup.routers.push_back({.address = address, .in_process = nullptr});
+  auto worker = Worker::Start(settings, **file, std::move(setup), &events);
+  if (!worker.ok()) return Fail(kExitUsage, worker.status());
+  file->reset();
+  events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + settings.Text("router"));
+  signals.Wait();
+  spdlog::info("draining");
+  if (!(*worker)->Drain(settings.Time("drain-timeout"))) spdlog::warn("stops with requests still running");
+  (*worker)->Stop();
+  return kExitDone;
+}
+
+}  // namespace baton

@@ -1,0 +1,293 @@
+#include "app/settings.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <sstream>
+
+#include "baton/check.h"
+
+namespace baton {
+namespace {
+
+// How near two names are: the number of single-character edits.
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string Suggestion(std::string_view unknown) {
+  std::string_view best;
+  size_t best_distance = 3;
+  for (const OptionSpec& spec : AllOptions()) {
+    if (spec.hidden) continue;
+    const size_t distance = EditDistance(unknown, spec.name);
+    if (distance < best_distance) best = spec.name, best_distance = distance;
+  }
+  return best.empty() ? std::string() : "; did you mean " + std::string(best) + "?";
+}
+
+std::string NumberText(double value) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.15g", value);
+  return text;
+}
+
+// A scalar of the file in the form that a flag would have.
+std::optional<std::string> TomlText(const toml::node& node) {
+  if (const auto* s = node.as_string()) return s->get();
+  if (const auto* i = node.as_integer()) return std::to_string(i->get());
+  if (const auto* b = node.as_boolean()) return b->get() ? "true" : "false";
+  if (const auto* f = node.as_floating_point()) return NumberText(f->get());
+  if (const auto* array = node.as_array()) {
+    std::string out;
+    for (const toml::node& item : *array) {
+      const auto text = item.is_array() || item.is_table() ? std::nullopt : TomlText(item);
+      if (!text) return std::nullopt;
+      out += (out.empty() ? "" : ",") + *text;
+    }
+    return out;
+  }
+  return std::nullopt;
+}
+
+template <typename T>
+std::string OutOfRange(const OptionSpec& spec, const StatusOr<T>& value, double number) {
+  if (!value.ok()) return value.status().message();
+  if (number >= spec.least && number <= spec.most) return {};
+  const char* unit = spec.kind == OptionKind::kDuration ? "s" : "";
+  return NumberText(number) + unit + " is out of range: " + NumberText(spec.least) + unit + " to " +
+         NumberText(spec.most) + unit;
+}
+
+std::string CheckChoice(const OptionSpec& spec, const std::string& text) {
+  const auto choices = SplitList(spec.choices, '|');
+  if (std::find(choices.begin(), choices.end(), text) != choices.end()) return {};
+  std::string list;
+  for (const std::string& choice : choices) list += (list.empty() ? "" : ", ") + choice;
+  return "'" + text + "' is none of " + list;
+}
+
+// What is wrong with the text as a value of the option, or "".
+std::string Complaint(const OptionSpec& spec, const std::string& text) {
+  switch (spec.kind) {
+    case OptionKind::kText:
+      return {};
+    case OptionKind::kFlag: {
+      const auto value = ParseFlag(text);
+      return value.ok() ? std::string() : value.status().message();
+    }
+    case OptionKind::kInteger: {
+      const auto value = ParseInteger(text);
+      return OutOfRange(spec, value, value.ok() ? static_cast<double>(*value) : 0);
+    }
+    case OptionKind::kReal: {
+      const auto value = ParseReal(text);
+      return OutOfRange(spec, value, value.ok() ? *value : 0);
+    }
+    case OptionKind::kBytes: {
+      const auto value = ParseBytes(text);
+      return OutOfRange(spec, value, value.ok() ? static_cast<double>(*value) : 0);
+    }
+    case OptionKind::kDuration: {
+      const auto value = ParseDuration(text);
+      return OutOfRange(spec, value, value.ok() ? Seconds(*value) : 0);
+    }
+    case OptionKind::kChoice:
+      return CheckChoice(spec, text);
+    case OptionKind::kAddress: {
+      if (text.empty()) return spec.fallback.empty() ? std::string() : "an address is needed, HOST:PORT";
+      const auto value = ParseHostPort(text);
+      return value.ok() ? std::string() : value.status().message();
+    }
+    case OptionKind::kAddresses: {
+      const auto list = SplitList(text, ',');
+      if (list.empty()) return "an address is needed, HOST:PORT";
+      for (const std::string& address : list) {
+        const auto value = ParseHostPort(address);
+        if (!value.ok()) return value.status().message();
+      }
+      return {};
+    }
+    case OptionKind::kCores: {
+      const auto value = ParseCores(text);
+      return value.ok() ? std::string() : value.status().message();
+    }
+  }
+  return {};
+}
+
+std::string QuotedToml(const std::string& text) {
+  std::ostringstream out;
+  out << toml::value<std::string>(text);
+  return out.str();
+}
+
+}  // namespace
+
+StatusOr<Settings> Settings::Resolve(const SettingsInput& input) {
+  Settings out;
+  out.command_ = input.command;
+  out.config_name_ = input.config_name;
+  std::vector<std::string> problems;
+
+  std::map<std::string, std::string, std::less<>> file;
+  if (!input.config_text.empty()) {
+    try {
+      const toml::table table = toml::parse(input.config_text, input.config_name);
+      for (const auto& [key, node] : table) {
+        const std::string name(key.str());
+        const auto text = TomlText(node);
+        if (!IsKnownOption(name)) {
+          problems.push_back(input.config_name + ": unknown key " + name + Suggestion(name));
+        } else if (!text) {
+          problems.push_back(input.config_name + ": " + name + " is not a plain value");
+        } else {
+          file[name] = *text;
+        }
+      }
+    } catch (const toml::parse_error& error) {
+      problems.push_back(input.config_name + ", line " + std::to_string(error.source().begin.line) + ": " +
+                         std::string(error.description()));
+    }
+  }
+
+  for (const OptionSpec& spec : AllOptions()) {
+    if ((spec.commands & input.command) == 0) continue;
+    const std::string name(spec.name);
+    Value value{std::string(spec.fallback), Origin::kDefault, "default of " + name};
+    if (const auto it = file.find(name); it != file.end()) {
+      value = {it->second, Origin::kFile, input.config_name + ": " + name};
+    }
+    const std::string variable = EnvironmentName(name);
+    if (const auto text = input.environment && !spec.hidden ? input.environment(variable) : std::nullopt) {
+      value = {*text, Origin::kEnvironment, variable};
+    }
+    if (const auto it = input.flags.find(name); it != input.flags.end()) {
+      value = {it->second, Origin::kFlag, "--" + name};
+    }
+    const std::string complaint = Complaint(spec, value.text);
+    if (!complaint.empty()) problems.push_back(value.where + ": " + complaint);
+    out.values_[name] = std::move(value);
+  }
+  if (problems.empty()) out.CheckTogether(&problems);
+  if (problems.empty()) return out;
+  std::string message;
+  for (const std::string& problem : problems) message += (message.empty() ? "" : "\n") + problem;
+  return InvalidArgumentError(message);
+}
+
+void Settings::CheckTogether(std::vector<std::string>* problems) const {
+  if ((command_ & kServes) != 0) {
+    if (Text("model").empty())
+      problems->push_back("a MODEL is needed: a .gguf file, or a folder with safetensors");
+    const HostPort listen = Address("listen");
+    if (!IsLoopback(listen.host) && !Flag("insecure-listen")) {
+      problems->push_back(
+          Get("listen").where + ": " + listen.host +
+          " can be reached from other machines, and there is no encryption yet; add --insecure-listen "
+          "to serve there all the same");
+    }
+    if (Text("name").size() > 128 || Text("name").find('/') != std::string::npos) {
+      problems->push_back(Get("name").where + ": at most 128 characters and no '/'");
+    }
+  }
+  if ((command_ & kComputes) != 0) {
+    const int64_t cores = static_cast<int64_t>(Cores("cores").size());
+    if (cores > 0 && Integer("threads") > cores) {
+      problems->push_back(Get("threads").where + ": " + std::to_string(Integer("threads")) +
+                          " threads, but " + Get("cores").where + " gives " + std::to_string(cores) +
+                          " cores");
+    }
+    if (Integer("max-step-tokens") <= Integer("max-running")) {
+      problems->push_back(Get("max-step-tokens").where + ": " + Text("max-step-tokens") +
+                          " must be greater than max-running (" + Text("max-running") +
+                          "), so that a prompt finds room beside the running sequences");
+    }
+    const uint64_t memory = Bytes("memory");
+    if (memory != 0 && Bytes("kv-memory") >= memory) {
+      problems->push_back(Get("kv-memory").where + ": " + Text("kv-memory") +
+                          " leaves nothing of the memory (" + Text("memory") + ") for weights");
+    }
+  }
+  if ((command_ & kWorkers) != 0 && Text("transport") == "local") {
+    problems->push_back(Get("transport").where +
+                        ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
+  }
+  if (command_ == kUp) {
+    const bool split = Integer("prefill") > 0 || Integer("decode") > 0;
+    if (Integer("prefill") > 0 && Integer("decode") == 0) {
+      problems->push_back(Get("prefill").where + ": prefill processes need a decode process: add --decode 1");
+    }
+    if (Integer("prefill") == 0 && Integer("decode") > 0) {
+      problems->push_back(Get("decode").where + ": add --prefill 1, or leave both out to run in one process");
+    }
+    if (split && Text("transport") == "local") {
+      problems->push_back(Get("transport").where +
+                          ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
+    }
+    if (!split && Text("transport").starts_with("ucx")) {
+      problems->push_back(Get("transport").where + ": nothing to transport without --prefill and --decode");
+    }
+  }
+}
+
+const Settings::Value& Settings::Get(std::string_view name) const {
+  const auto it = values_.find(name);
+  BATON_CHECK(it != values_.end(), name);
+  return it->second;
+}
+
+const std::string& Settings::Text(std::string_view name) const { return Get(name).text; }
+bool Settings::Flag(std::string_view name) const { return *ParseFlag(Text(name)); }
+int64_t Settings::Integer(std::string_view name) const { return *ParseInteger(Text(name)); }
+double Settings::Real(std::string_view name) const { return *ParseReal(Text(name)); }
+uint64_t Settings::Bytes(std::string_view name) const { return *ParseBytes(Text(name)); }
+Duration Settings::Time(std::string_view name) const { return *ParseDuration(Text(name)); }
+HostPort Settings::Address(std::string_view name) const { return *ParseHostPort(Text(name)); }
+std::vector<std::string> Settings::Addresses(std::string_view name) const {
+  return SplitList(Text(name), ',');
+}
+std::vector<int> Settings::Cores(std::string_view name) const { return *ParseCores(Text(name)); }
+Origin Settings::OriginOf(std::string_view name) const { return Get(name).origin; }
+
+std::string Settings::Print() const {
+  std::string out;
+  for (const OptionSpec& spec : AllOptions()) {
+    if ((spec.commands & command_) == 0 || spec.hidden) continue;
+    const Value& value = Get(spec.name);
+    const bool bare =
+        spec.kind == OptionKind::kFlag || spec.kind == OptionKind::kInteger || spec.kind == OptionKind::kReal;
+    std::string line = std::string(spec.name) + " = " + (bare ? value.text : QuotedToml(value.text));
+    line.resize(std::max<size_t>(line.size() + 2, 40), ' ');
+    switch (value.origin) {
+      case Origin::kDefault:
+        line += "# default";
+        break;
+      case Origin::kFile:
+        line += "# " + config_name_;
+        break;
+      case Origin::kEnvironment:
+        line += "# environment: " + value.where;
+        break;
+      case Origin::kFlag:
+        line += "# flag";
+        break;
+    }
+    out += line + "\n";
+  }
+  return out;
+}
+
+}  // namespace baton

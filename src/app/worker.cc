@@ -1,0 +1,212 @@
+#include "app/worker.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "app/load_progress.h"
+#include "app/model_source.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mailbox.h"
+#include "base/rng.h"
+#include "cost/cost_model.h"
+#include "device/cpu/cpu_device.h"
+#include "device/cpu/cpu_features.h"
+#include "engine/engine_thread.h"
+#include "model/loaded_model.h"
+#include "model/memory_plan.h"
+#include "rpc/worker_network.h"
+#include "runner/cpu_model_runner.h"
+#include "transport/local/local_transport.h"
+#include "transport/ucx/ucx_transport.h"
+
+namespace baton {
+namespace {
+
+constexpr size_t kInlet = 1 << 14;         // commands waiting for the engine
+constexpr size_t kInletControl = 1 << 16;  // room of its own for what is never refused
+constexpr uint64_t kMostAutoKvBytes = uint64_t{1} << 30;
+constexpr double kShareOfSharedMemory = 0.8;
+
+// What /dev/shm has free; 0: unknown.
+uint64_t SharedMemoryRoom() {
+  struct statvfs s {};
+  if (statvfs("/dev/shm", &s) != 0) return 0;
+  return uint64_t{s.f_bavail} * s.f_frsize;
+}
+
+// Threads, memory and steps of one worker, resolved against this machine and this model.
+struct WorkerShape {
+  int threads = 1;
+  CpuRunnerOptions runner;
+  MemoryPlan memory;
+  uint32_t max_context_tokens = 0;
+};
+
+StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file, const WorkerSetup& setup) {
+  WorkerShape out;
+  out.threads = static_cast<int>(settings.Integer("threads"));
+  if (out.threads == 0) out.threads = UsableCpuCores();
+  BATON_ASSIGN_OR_RETURN(out.max_context_tokens, ContextLimit(settings, file));
+  out.runner.max_step_tokens = static_cast<uint32_t>(settings.Integer("max-step-tokens"));
+
+  const auto share = setup.alone ? uint64_t{1} : static_cast<uint64_t>(settings.Integer("host-share"));
+  MemoryRequest request;
+  request.budget_bytes = settings.Bytes("memory");
+  request.block_tokens = static_cast<uint32_t>(settings.Integer("block-tokens"));
+  request.workspace_bytes = CpuModelRunner::WorkspaceBytes(file.decoder(), out.runner);
+  request.max_auto_kv_bytes = kMostAutoKvBytes;
+  if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
+    if (const uint64_t room = SharedMemoryRoom(); room != 0) {
+      const auto usable = static_cast<uint64_t>(static_cast<double>(room) * kShareOfSharedMemory) / share;
+      request.max_auto_kv_bytes = std::min(request.max_auto_kv_bytes, usable);
+    }
+  }
+  if (const uint64_t kv = settings.Bytes("kv-memory"); kv != 0) {
+    const size_t per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
+    request.kv_tokens = std::max<uint64_t>(1, kv / per_token);
+  }
+  BATON_ASSIGN_OR_RETURN(out.memory, PlanMemory(file, request));
+  return out;
+}
+
+// A cold guess of what a step costs; the first measured steps replace it.
+CostCoefficients ColdCost(const DecoderDescription& d, const MemoryPlan& memory, int threads) {
+  MachineShape shape;
+  shape.active_parameters = static_cast<double>(d.NumParameters());
+  shape.weight_bytes = static_cast<double>(memory.weights_bytes);
+  shape.attention_width = static_cast<double>(d.num_layers) * d.num_heads * d.head_dim;
+  shape.kv_bytes_per_token = static_cast<double>(memory.layout.BytesPerToken());
+  shape.flops = 40e9 * threads;
+  return PriorFor(shape);
+}
+
+StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, const WorkerSetup& setup,
+                                                     Waker* waker) {
+  if (setup.alone) {
+    return std::unique_ptr<KvTransport>(
+        std::make_unique<LocalTransport>(LocalFabric(), LocalOptions{.self = setup.self}, waker));
+  }
+  UcxOptions options;
+  options.self = setup.self;
+  const std::string& transport = settings.Text("transport");
+  options.tls = transport == "ucx-shm" ? "shm" : transport == "ucx-tcp" ? "tcp" : "auto";
+  options.net_devices = IsLoopback(settings.Address("listen").host) ? "lo" : "all";
+  auto ucx = UcxTransport::Create(std::move(options), waker);
+  if (!ucx.ok()) return ucx.status().Annotate("transport " + transport);
+  return std::unique_ptr<KvTransport>(*std::move(ucx));
+}
+
+EngineOptions MakeEngineOptions(const Settings& settings, const ModelFile& file, const WorkerSetup& setup,
+                                const WorkerShape& shape, const std::string& pair_address,
+                                const Hash128& numeric) {
+  EngineOptions out;
+  const auto max_running = static_cast<uint32_t>(settings.Integer("max-running"));
+  out.self = {setup.self, pair_address};
+  out.model = file.identity();
+  out.layout = shape.memory.layout;
+  out.pool = shape.memory.pool;
+  out.numeric = numeric;
+  out.vocab_size = file.decoder().vocab_size;
+  out.roles = setup.roles;
+  out.scheduler.max_step_tokens = shape.runner.max_step_tokens;
+  out.scheduler.max_prefill_tokens = shape.runner.max_step_tokens;
+  out.scheduler.max_running = max_running;
+  // Requests wait at the router, where they can still go elsewhere; a worker queues just enough to stay busy.
+  out.submit_credits = 2 * max_running;
+  out.scheduler.max_waiting = 4 * max_running;
+  out.scheduler.max_context_tokens = shape.max_context_tokens;
+  out.reader.num_slots = std::max<uint32_t>(16, 2 * max_running);
+  out.prior = ColdCost(file.decoder(), shape.memory, shape.threads);
+  out.host = setup.alone ? "" : HostIdentity();
+  out.pid = static_cast<uint64_t>(getpid());
+  out.seed = Mix64(setup.self.incarnation.random);
+  return out;
+}
+
+class CpuWorker : public Worker {
+ public:
+  ~CpuWorker() override { Stop(); }
+
+  Status Build(const Settings& settings, const ModelFile& file, const WorkerSetup& setup,
+               EventLines* events) {
+    WorkerNetworkOptions network;
+    network.listen = setup.alone ? "" : settings.Text("listen");
+    if (!setup.alone) network.advertise = settings.Text("advertise");
+    network.routers = setup.routers;
+    BATON_ASSIGN_OR_RETURN(network_, WorkerNetwork::Listen(std::move(network)));
+
+    BATON_ASSIGN_OR_RETURN(WorkerShape shape, PlanShape(settings, file, setup));
+    events->Say(file.identity().name + ": " + shape.memory.Words());
+
+    CpuDevice::Options device;
+    device.threads = shape.threads;
+    device.kernels = settings.Text("kernels");
+    BATON_ASSIGN_OR_RETURN(device_, CpuDevice::Create(device));
+    BATON_ASSIGN_OR_RETURN(transport_, MakeTransport(settings, setup, &inlet_));
+    BATON_ASSIGN_OR_RETURN(const std::span<std::byte> pool,
+                           transport_->AllocatePool(shape.memory.pool.total_bytes));
+
+    LoadProgressLine progress(events);
+    file.Prefetch();
+    BATON_ASSIGN_OR_RETURN(model_, LoadedModel::Load(file, device_->pool(), progress.Callback()));
+    progress.Done();
+    shape.runner.waker = &inlet_;
+    BATON_ASSIGN_OR_RETURN(runner_, CpuModelRunner::Create(*model_, *device_, shape.memory.layout,
+                                                           shape.memory.pool, pool, shape.runner));
+    EngineOptions engine = MakeEngineOptions(settings, file, setup, shape, network_->pair_address(),
+                                             runner_->numeric_identity());
+    BATON_RETURN_IF_ERROR(Validate(engine.scheduler));
+    core_ = std::make_unique<EngineCore>(std::move(engine), runner_.get(), transport_.get());
+    thread_ = std::make_unique<EngineThread>(core_.get(), &inlet_, &clock_,
+                                             [this](Outbox&& out) { network_->Deliver(std::move(out)); });
+    network_->Start(&inlet_);
+    thread_->Start();
+    spdlog::info("{} serves with {} kernels, {} thread(s), transport {}", ToString(setup.self),
+                 device_->kernels().name, shape.threads, transport_->name());
+    return OkStatus();
+  }
+
+  std::string pair_address() const override { return network_->pair_address(); }
+
+  bool Drain(Duration limit) override {
+    if (thread_ == nullptr || !inlet_.PushControl(BeginDrain{})) return false;
+    const TimePoint end = clock_.Now() + limit;
+    while (!thread_->drained()) {
+      if (clock_.Now() >= end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+  }
+
+  void Stop() override {
+    if (thread_ != nullptr) thread_->Stop();
+    if (network_ != nullptr) network_->Shutdown();
+  }
+
+ private:
+  // In the order of their lives: what stands above is used by what stands below.
+  SteadyClock clock_;
+  Mailbox<EngineCommand> inlet_{kInlet, kInletControl};
+  std::unique_ptr<WorkerNetwork> network_;
+  std::unique_ptr<CpuDevice> device_;
+  std::unique_ptr<KvTransport> transport_;
+  std::unique_ptr<LoadedModel> model_;
+  std::unique_ptr<CpuModelRunner> runner_;
+  std::unique_ptr<EngineCore> core_;
+  std::unique_ptr<EngineThread> thread_;
+};
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Worker>> Worker::Start(const Settings& settings, const ModelFile& file,
+                                                WorkerSetup setup, EventLines* events) {
+  auto worker = std::make_unique<CpuWorker>();
+  BATON_RETURN_IF_ERROR(worker->Build(settings, file, setup, events));
+  return std::unique_ptr<Worker>(std::move(worker));
+}
+
+}  // namespace baton
