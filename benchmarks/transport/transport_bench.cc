@@ -28,9 +28,7 @@ namespace {
 
 constexpr uint64_t kRound = 64 << 20;
 
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 class BenchWaker : public Waker {
  public:
@@ -124,34 +122,43 @@ class Pair {
       return std::holds_alternative<PeerOpened>(e);
     });
   }
-  // Seconds from Post to ChunkArrived of the whole plan as `chunks` equal chunks, `gap` seconds apart; counted from
-  // the last chunk's Post.
-  double Send(const Plan& plan, size_t chunks, double gap) {
+  struct Seconds {
+    double quiesced = 0;  // first Post to last Quiesced: every byte is complete at the target
+    double arrived = 0;   // first Post to last ChunkArrived: and digested there
+    double tail = 0;      // last Post to last ChunkArrived
+  };
+  // The whole plan as `chunks` equal chunks, posted `gap` seconds apart.
+  Seconds Send(const Plan& plan, size_t chunks, double gap) {
     const Ticket ticket{{1, 1}, 0, ++generation_};
     reader_.transport->Admit(ticket, writer_.id, plan.base, plan.bytes);
     const size_t each = plan.pieces.size() / chunks;
-    double start = 0;
+    const double first = Now();
+    double last = first;
     for (size_t c = 0; c < chunks; ++c) {
       if (c > 0 && gap > 0) std::this_thread::sleep_for(std::chrono::duration<double>(gap));
       TransferPost post{static_cast<OpId>(++op_), reader_.id, ticket, static_cast<ChunkIndex>(c), 1, {}, plan.base};
       post.pieces.assign(plan.pieces.begin() + static_cast<long>(c * each),
                          plan.pieces.begin() + static_cast<long>((c + 1) * each));
-      start = Now();
+      last = Now();
       writer_.transport->Post(std::move(post));
     }
-    size_t seen = 0;
-    reader_.WaitFor([&](const TransportEvent& e) {
-      seen += std::holds_alternative<ChunkArrived>(e);
-      return seen == chunks;
-    });
-    const double seconds = Now() - start;
+    Seconds out;
+    Count<Quiesced>(writer_, chunks);
+    out.quiesced = Now() - first;
+    Count<ChunkArrived>(reader_, chunks);
+    out.arrived = Now() - first;
+    out.tail = Now() - last;
     reader_.transport->Retire(ticket);
-    std::vector<TransportEvent> rest;
-    writer_.transport->Poll(&rest);
-    return seconds;
+    Count<Quiet>(reader_, 1);
+    return out;
   }
 
  private:
+  template <typename Event>
+  static void Count(Worker& worker, size_t wanted) {
+    size_t seen = 0;
+    worker.WaitFor([&](const TransportEvent& e) { return (seen += std::holds_alternative<Event>(e)) == wanted; });
+  }
   LocalFabric fabric_;
   Worker writer_, reader_;
   uint32_t generation_ = 0;
@@ -233,56 +240,52 @@ double CpuSeconds() {
 void Bandwidth(Pair& local, Pair& shm, Pair& tcp, int rounds) {
   std::vector<std::byte> a(kRound, std::byte{1}), b(kRound, std::byte{2});
   RawTcp raw;
-  std::printf("64 MiB a round, GB/s, median of %d alternating rounds (in brackets: of memcpy; tcp: of raw tcp)\n",
-              rounds);
-  std::printf("%10s %8s %8s %18s %18s %8s %18s\n", "piece", "memcpy", "xxh3", "local", "ucx shm", "raw tcp", "ucx tcp");
+  std::printf("64 MiB a round in 8 chunks, GB/s, median of %d alternating rounds\n", rounds);
+  std::printf("complete at the target, and digested there too; x: of memcpy, for ucx tcp of raw tcp\n");
+  std::printf("%9s %7s %24s %24s %8s %24s\n", "piece", "memcpy", "local", "ucx shm", "raw tcp", "ucx tcp");
   for (uint64_t piece : {uint64_t{1} << 20, uint64_t{64} << 10, uint64_t{16} << 10, uint64_t{8} << 10}) {
     const Plan plan = ScatteredPlan(kRound, piece, piece);
-    const size_t chunks = 8;
-    std::vector<double> memory, hash, l, s, r, t;
-    for (int i = 0; i < rounds + 2; ++i) {  // two rounds to warm up
-      const double m = Memcpy(plan, a, b);
-      const double h0 = Now();
-      volatile uint64_t digest = Hash64(std::span<const std::byte>(a));
-      (void)digest;
-      const double h = Now() - h0;
-      // Chunks back to back: the seconds from the first Post are what counts here.
-      const double l0 = Now();
-      local.Send(plan, chunks, 0);
-      const double s0 = Now();
-      shm.Send(plan, chunks, 0);
-      const double r0 = Now();
-      raw.Send(plan, a, b);
-      const double t0 = Now();
-      tcp.Send(plan, chunks, 0);
-      const double end = Now();
-      if (i < 2) continue;
-      memory.push_back(m);
-      hash.push_back(h);
-      l.push_back(s0 - l0);
-      s.push_back(r0 - s0);
-      r.push_back(t0 - r0);
-      t.push_back(end - t0);
+    std::vector<double> memory, wire, there[3], digested[3];
+    for (int i = 0; i < rounds + 2; ++i) {
+      if (i == 2) {  // two rounds warmed up
+        for (auto* v : {&memory, &wire, &there[0], &there[1], &there[2], &digested[0], &digested[1], &digested[2]}) {
+          v->clear();
+        }
+      }
+      memory.push_back(Memcpy(plan, a, b));
+      wire.push_back(raw.Send(plan, a, b));
+      Pair* pairs[] = {&local, &shm, &tcp};
+      for (int k = 0; k < 3; ++k) {
+        const Pair::Seconds s = pairs[k]->Send(plan, 8, 0);
+        there[k].push_back(s.quiesced);
+        digested[k].push_back(s.arrived);
+      }
     }
     const auto rate = [](const std::vector<double>& v) { return kRound / Quantile(v, 0.5) / 1e9; };
-    std::printf("%6lu KiB %8.2f %8.2f %10.2f (%4.2fx) %10.2f (%4.2fx) %8.2f %10.2f (%4.2fx)\n", piece >> 10, rate(memory),
-                rate(hash), rate(l), rate(l) / rate(memory), rate(s), rate(s) / rate(memory), rate(r), rate(t),
-                rate(t) / rate(r));
+    std::printf("%5lu KiB %7.2f", piece >> 10, rate(memory));
+    for (int k = 0; k < 3; ++k) {
+      const double base = k == 2 ? rate(wire) : rate(memory);
+      if (k == 2) std::printf(" %8.2f", rate(wire));
+      std::printf("  %5.2f %.2fx  %5.2f %.2fx", rate(there[k]), rate(there[k]) / base, rate(digested[k]),
+                  rate(digested[k]) / base);
+    }
+    std::printf("\n");
   }
 }
 
 void Tail(const char* name, Pair& pair, int rounds) {
-  constexpr uint64_t kPiece = 8 << 10;   // one head's K and V of one layer: 32 tokens, dim 64, bf16
+  constexpr uint64_t kPiece = 8 << 10;  // one head's K and V of one layer: 32 tokens, dim 64, bf16
   constexpr size_t kLayers = 30, kEach = 27;
   const Plan plan = ScatteredPlan(kPiece * kLayers * kEach, kPiece, 5);
   std::vector<double> tail, whole;
   for (int i = 0; i < rounds; ++i) {
-    tail.push_back(1e3 * pair.Send(plan, kLayers, 0.5e-3));
-    whole.push_back(1e3 * pair.Send(plan, 1, 0));
+    tail.push_back(1e3 * pair.Send(plan, kLayers, 0.5e-3).tail);
+    whole.push_back(1e3 * pair.Send(plan, 1, 0).tail);
   }
-  std::printf("%-8s last 1-layer chunk (216 KiB): p50 %.3f p99 %.3f ms   whole request (6.3 MiB) at once: p50 %.3f "
-              "p99 %.3f ms\n",
-              name, Quantile(tail, 0.5), Quantile(tail, 0.99), Quantile(whole, 0.5), Quantile(whole, 0.99));
+  std::printf(
+      "%-8s last 1-layer chunk (216 KiB): p50 %.3f p99 %.3f ms   whole request (6.3 MiB) at once: p50 %.3f "
+      "p99 %.3f ms\n",
+      name, Quantile(tail, 0.5), Quantile(tail, 0.99), Quantile(whole, 0.5), Quantile(whole, 0.99));
 }
 
 int Main(int rounds) {

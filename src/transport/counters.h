@@ -26,13 +26,11 @@ struct AtomicTransportCounters {
 
   TransportCounters Snapshot() const {
     constexpr auto r = std::memory_order_relaxed;
-    return {bytes_quiesced.load(r), ops_ok.load(r),          ops_failed.load(r),
-            pieces.load(r),         bytes_placed.load(r),    notices.load(r),
-            notices_dropped.load(r), placements_refused.load(r), peers_lost.load(r)};
+    return {bytes_quiesced.load(r), ops_ok.load(r),  ops_failed.load(r),      pieces.load(r),
+            bytes_placed.load(r),   notices.load(r), notices_dropped.load(r), placements_refused.load(r),
+            peers_lost.load(r)};
   }
 };
-inline void Count(std::atomic<uint64_t>& counter, uint64_t by = 1) {
-  counter.fetch_add(by, std::memory_order_relaxed);
-}
+inline void Count(std::atomic<uint64_t>& counter, uint64_t by = 1) { counter.fetch_add(by, std::memory_order_relaxed); }
 
 }  // namespace baton

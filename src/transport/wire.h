@@ -18,7 +18,7 @@ namespace baton {
 class WireWriter {
  public:
   template <typename T>
-    requires std::is_integral_v<T>
+  requires std::is_integral_v<T>
   void Put(T value) {
     for (size_t i = 0; i < sizeof(T); ++i) {
       bytes_.push_back(static_cast<std::byte>(static_cast<std::make_unsigned_t<T>>(value) >> (8 * i)));
@@ -52,8 +52,7 @@ class WireReader {
   explicit WireReader(std::span<const std::byte> bytes) : rest_(bytes) {}
 
   template <typename T>
-    requires std::is_integral_v<T>
-  T Get() {
+  requires std::is_integral_v<T> T Get() {
     if (!Has(sizeof(T))) return 0;
     std::make_unsigned_t<T> value = 0;
     for (size_t i = 0; i < sizeof(T); ++i) {

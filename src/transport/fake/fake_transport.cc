@@ -73,12 +73,12 @@ class FakeTransport::Faults {
   Waker* const waker_;
   SteadyClock clock_;
   std::span<const std::byte> pool_;
-  std::vector<TransportEvent> ready_;            // made here, not by the inner transport
-  std::vector<Held> held_;                       // in the order of their arrival
-  std::map<OpId, Delayed> delayed_;              // ops whose Quiesced will be held
-  std::map<OpId, uint64_t> truncated_;           // op -> digest of all its bytes
-  std::multimap<ProcessId, OpId> never_;         // swallowed until Close
-  std::map<OpId, ProcessId> held_reader_;        // held Quiesced -> its peer
+  std::vector<TransportEvent> ready_;      // made here, not by the inner transport
+  std::vector<Held> held_;                 // in the order of their arrival
+  std::map<OpId, Delayed> delayed_;        // ops whose Quiesced will be held
+  std::map<OpId, uint64_t> truncated_;     // op -> digest of all its bytes
+  std::multimap<ProcessId, OpId> never_;   // swallowed until Close
+  std::map<OpId, ProcessId> held_reader_;  // held Quiesced -> its peer
 
   std::mutex mutex_;  // of the alarm
   std::condition_variable changed_;

@@ -2,8 +2,8 @@
 
 #include <sys/mman.h>
 
-#include <cstring>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -158,9 +158,8 @@ class LocalTransport::Worker {
 // False: stop. Waits only if no copy is under way.
 bool LocalTransport::Worker::TakeWork(std::deque<Command>* commands, std::deque<Notice>* notices) {
   std::unique_lock lock(port_->mutex);
-  port_->ready.wait(lock, [this] {
-    return !ops_.empty() || port_->stopped || !commands_.empty() || !port_->notices.empty();
-  });
+  port_->ready.wait(
+      lock, [this] { return !ops_.empty() || port_->stopped || !commands_.empty() || !port_->notices.empty(); });
   commands->swap(commands_);
   notices->swap(port_->notices);
   return !port_->stopped;
@@ -324,8 +323,7 @@ StatusOr<std::span<std::byte>> LocalTransport::AllocatePool(size_t bytes) {
   BATON_CHECK(bytes > 0 && port.pool.empty(), "AllocatePool: once, with a size");
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return ResourceExhaustedError("KV pool: cannot map " + std::to_string(bytes) + " bytes: " +
-                                  std::strerror(errno));
+    return ResourceExhaustedError("KV pool: cannot map " + std::to_string(bytes) + " bytes: " + std::strerror(errno));
   }
   port.pool = {static_cast<std::byte*>(memory), bytes};
   port.admissions.SetPool(port.pool);

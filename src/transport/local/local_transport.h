@@ -31,7 +31,7 @@ class LocalFabric {
 };
 
 struct LocalOptions {
-  ProcessId self;                 // what readers see as the writer of a chunk
+  ProcessId self;                   // what readers see as the writer of a chunk
   uint32_t max_pending_ops = 4096;  // a Post beyond it ends at once with RESOURCE_EXHAUSTED
 };
 

@@ -13,12 +13,12 @@
 namespace baton {
 
 struct UcxDescriptor {
-  std::string host;              // ThisHost() of the process
-  uint64_t instance = 0;         // random per transport object
-  std::string tls;               // "shm", "tcp" or "auto"
+  std::string host;                // ThisHost() of the process
+  uint64_t instance = 0;           // random per transport object
+  std::string tls;                 // "shm", "tcp" or "auto"
   std::vector<std::byte> address;  // of the UCX worker
-  std::vector<std::byte> rkey;   // empty: the pool is not offered for one-sided writes
-  uint64_t pool_base = 0;        // the pool's address in that process
+  std::vector<std::byte> rkey;     // empty: the pool is not offered for one-sided writes
+  uint64_t pool_base = 0;          // the pool's address in that process
   uint64_t pool_bytes = 0;
 
   std::vector<std::byte> Encode() const;

@@ -9,8 +9,7 @@ struct UcxEndpoint::Message {
   std::vector<std::byte> payload;
 };
 
-StatusOr<std::unique_ptr<UcxEndpoint>> UcxEndpoint::Connect(ucp_worker_h worker,
-                                                            std::span<const std::byte> address) {
+StatusOr<std::unique_ptr<UcxEndpoint>> UcxEndpoint::Connect(ucp_worker_h worker, std::span<const std::byte> address) {
   std::unique_ptr<UcxEndpoint> endpoint(new UcxEndpoint);
   ucp_ep_params_t params{};
   params.field_mask =
@@ -46,8 +45,7 @@ void UcxEndpoint::Send(UcxMessage id, std::vector<std::byte> payload) {
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   Hold();
   const std::vector<std::byte>& bytes = message->payload;
-  void* request =
-      ucp_am_send_nbx(ep_, static_cast<unsigned>(id), nullptr, 0, bytes.data(), bytes.size(), &param);
+  void* request = ucp_am_send_nbx(ep_, static_cast<unsigned>(id), nullptr, 0, bytes.data(), bytes.size(), &param);
   if (UCS_PTR_IS_PTR(request)) {
     message.release();  // OnSent deletes it
     return;

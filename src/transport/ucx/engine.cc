@@ -24,9 +24,7 @@ uint64_t RandomInstance() {
   return (uint64_t{device()} << 32) | device();
 }
 
-std::span<const std::byte> Bytes(const void* data, size_t size) {
-  return {static_cast<const std::byte*>(data), size};
-}
+std::span<const std::byte> Bytes(const void* data, size_t size) { return {static_cast<const std::byte*>(data), size}; }
 
 template <typename Half, void (Half::*kHandle)(std::span<const std::byte>)>
 ucs_status_t OnControl(void* half, const void*, size_t, void* data, size_t size, const ucp_am_recv_param_t* param) {
@@ -137,7 +135,8 @@ void UcxEngine::Push(Command command) {
     commands_.push_back(std::move(command));
   }
   const uint64_t one = 1;
-  if (first) [[maybe_unused]] const ssize_t n = write(wake_fd_, &one, sizeof(one));
+  if (first) [[maybe_unused]]
+    const ssize_t n = write(wake_fd_, &one, sizeof(one));
 }
 
 void UcxEngine::Retire(const Ticket& ticket) {

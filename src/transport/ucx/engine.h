@@ -70,7 +70,7 @@ class UcxEngine {
   std::unique_ptr<UcxContext> context_;
   std::unique_ptr<UcxWriter> writer_;
   std::unique_ptr<UcxReader> reader_;
-  int wake_fd_ = -1;   // eventfd: a command was queued, or stop
+  int wake_fd_ = -1;              // eventfd: a command was queued, or stop
   std::set<ProcessId> severing_;  // progress thread
 
   std::mutex mutex_;

@@ -44,7 +44,7 @@ struct UcxData {
   uint64_t link = 0;
   Ticket ticket;
   OpId op{};
-  uint32_t part = 0;  // numbers the op's data messages from 0
+  uint32_t part = 0;                // numbers the op's data messages from 0
   std::vector<TargetPiece> pieces;  // 1 to kMaxBatchPieces
   std::vector<std::byte> Encode() const;
   static std::optional<UcxData> Parse(std::span<const std::byte> bytes);

@@ -149,8 +149,7 @@ ucs_status_t UcxReader::OnData(std::span<const std::byte> header, void* data, si
   return UCS_OK;
 }
 
-void UcxReader::Place(Link& link, const UcxData& data, std::span<const std::span<std::byte>> places,
-                      void* descriptor) {
+void UcxReader::Place(Link& link, const UcxData& data, std::span<const std::span<std::byte>> places, void* descriptor) {
   link.placements.push_front(std::make_unique<Placement>());
   Placement& placement = *link.placements.front();
   placement.reader = this;
@@ -164,8 +163,7 @@ void UcxReader::Place(Link& link, const UcxData& data, std::span<const std::span
     placement.bytes += place.size();
   }
   ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_DATATYPE;
   param.cb.recv_am = &UcxReader::OnPlacedData;
   param.user_data = &placement;
   param.datatype = UCP_DATATYPE_IOV;

@@ -19,14 +19,14 @@
 namespace baton {
 
 struct UcxOptions {
-  ProcessId self;                    // what readers see as the writer of a chunk
-  std::string tls = "auto";          // "shm", "tcp", or "auto": shm to peers on this host, else tcp
-  std::string net_devices = "lo";    // the devices that TCP listens on, comma-separated, or "all"
-  Duration op_timeout = std::chrono::seconds(5);    // without progress of an op: the path counts as broken
+  ProcessId self;                                 // what readers see as the writer of a chunk
+  std::string tls = "auto";                       // "shm", "tcp", or "auto": shm to peers on this host, else tcp
+  std::string net_devices = "lo";                 // the devices that TCP listens on, comma-separated, or "all"
+  Duration op_timeout = std::chrono::seconds(5);  // without progress of an op: the path counts as broken
   Duration open_timeout = std::chrono::seconds(5);
   Duration retire_timeout = std::chrono::seconds(1);  // a placement that outlives Retire by this is cut off
-  uint64_t max_in_flight_bytes = 64ull << 20;       // per peer, receiver-posted
-  uint32_t max_pending_ops = 4096;   // a Post beyond it ends at once with RESOURCE_EXHAUSTED
+  uint64_t max_in_flight_bytes = 64ull << 20;         // per peer, receiver-posted
+  uint32_t max_pending_ops = 4096;                    // a Post beyond it ends at once with RESOURCE_EXHAUSTED
   uint32_t max_inbound_links = 1024;
 };
 

@@ -11,9 +11,9 @@
 namespace baton {
 namespace {
 
-constexpr uint64_t kSliceBytes = 1 << 20;   // posted per link between two calls of progress
-constexpr uint64_t kBatchBytes = 4 << 20;   // of one data message
-constexpr uint64_t kEagerBytes = 8 << 10;   // up to here a data message needs no rendezvous
+constexpr uint64_t kSliceBytes = 1 << 20;  // posted per link between two calls of progress
+constexpr uint64_t kBatchBytes = 4 << 20;  // of one data message
+constexpr uint64_t kEagerBytes = 8 << 10;  // up to here a data message needs no rendezvous
 
 uint64_t RandomNumber() {
   std::random_device device;
@@ -36,10 +36,10 @@ struct UcxWriter::Op {
   TransferPost post;
   Link* link = nullptr;
   std::vector<CopyPiece> pieces;
-  size_t next = 0;             // first piece not yet posted
+  size_t next = 0;  // first piece not yet posted
   StreamHash64 hash;
-  uint32_t waiting = 0;        // batches not yet complete
-  bool posted = false;         // nothing more will be posted
+  uint32_t waiting = 0;  // batches not yet complete
+  bool posted = false;   // nothing more will be posted
   Status status;
   TimePoint deadline = kNever;  // moves with every progress
   std::vector<std::unique_ptr<Batch>> batches;
@@ -127,8 +127,7 @@ Status UcxWriter::Connect(Link& link) {
   BATON_ASSIGN_OR_RETURN(link.mode, ChooseMode(link.remote));
   BATON_ASSIGN_OR_RETURN(link.endpoint, UcxEndpoint::Connect(context_->worker(), link.remote.address));
   if (link.mode == TransferMode::kOneSided) {
-    if (ucs_status_t s = ucp_ep_rkey_unpack(link.endpoint->ep(), link.remote.rkey.data(), &link.rkey);
-        s != UCS_OK) {
+    if (ucs_status_t s = ucp_ep_rkey_unpack(link.endpoint->ep(), link.remote.rkey.data(), &link.rkey); s != UCS_OK) {
       link.rkey = nullptr;
       return FromUcx(s, "the reader's pool cannot be mapped");
     }
@@ -310,7 +309,8 @@ void UcxWriter::PutSlice(Link& link, Op& op) {
   for (uint64_t bytes = 0; op.next < op.pieces.size() && bytes < kSliceBytes; ++op.next) {
     const CopyPiece& piece = op.pieces[op.next];
     std::span<const std::byte> ahead;
-    if (op.next + 1 < op.pieces.size()) ahead = pool.subspan(op.pieces[op.next + 1].source, op.pieces[op.next + 1].bytes);
+    if (op.next + 1 < op.pieces.size())
+      ahead = pool.subspan(op.pieces[op.next + 1].source, op.pieces[op.next + 1].bytes);
     DigestAndCopy(link.mapped + op.post.target_base[piece.target_block] + piece.target_offset,
                   pool.subspan(piece.source, piece.bytes), &op.hash, ahead);
     bytes += piece.bytes;
@@ -347,15 +347,14 @@ bool UcxWriter::SendBatch(Link& link, Op& op) {
   Count(counters_->pieces, batch->iov.size());
 
   ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
-                       UCP_OP_ATTR_FIELD_DATATYPE;
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_DATATYPE;
   param.cb.send = &UcxWriter::OnBatchSent;
   param.user_data = batch.get();
   param.datatype = UCP_DATATYPE_IOV;
   param.flags = batch->bytes > kEagerBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-  void* request =
-      ucp_am_send_nbx(link.endpoint->ep(), static_cast<unsigned>(UcxMessage::kData), batch->header.data(),
-                      batch->header.size(), batch->iov.data(), batch->iov.size(), &param);
+  void* request = ucp_am_send_nbx(link.endpoint->ep(), static_cast<unsigned>(UcxMessage::kData), batch->header.data(),
+                                  batch->header.size(), batch->iov.data(), batch->iov.size(), &param);
   if (UCS_PTR_IS_PTR(request)) {
     link.endpoint->Hold();
   } else if (UCS_PTR_IS_ERR(request)) {
@@ -419,9 +418,8 @@ bool UcxWriter::ReapOps(Link& link) {
 }
 
 bool UcxWriter::Pending() const {
-  return std::any_of(links_.begin(), links_.end(), [](auto& l) {
-    return l->closing || !l->open || !l->active.empty() || !l->waiting.empty();
-  });
+  return std::any_of(links_.begin(), links_.end(),
+                     [](auto& l) { return l->closing || !l->open || !l->active.empty() || !l->waiting.empty(); });
 }
 
 TimePoint UcxWriter::NextDeadline() const {

@@ -1,7 +1,8 @@
 // The writer's half of a UCX transport: links that this process opened, and the ops posted on them. Progress
 // thread only. An op is posted in slices; it is complete once every byte is complete at the target (one-sided: stored
 // in the mapped pool and fenced; receiver-posted: the reader's word for each data message), and only then is its
-// notice sent and Quiesced reported. An op of a link that broke or was closed is reported after UCX let go of its source.
+// notice sent and Quiesced reported. An op of a link that broke or was closed is reported after UCX let go of its
+// source.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ class UcxWriter {
   void OnAnswer(std::span<const std::byte> message);
   void OnPlaced(std::span<const std::byte> message);
 
-  bool Advance(TimePoint now);              // one slice of every link; true if anything was done
-  bool Pending() const;                     // something will happen soon: worth a short spin
+  bool Advance(TimePoint now);  // one slice of every link; true if anything was done
+  bool Pending() const;         // something will happen soon: worth a short spin
   bool Closing(const ProcessId& peer) const;
   bool closing_any() const;
   TimePoint NextDeadline() const;

@@ -126,7 +126,9 @@ TEST_F(FakeFaults, APostThatNeverCompletesEndsWithCloseBeforeSevered) {
 }
 
 TEST_F(FakeFaults, ADelayedQuiescedStillComesBeforeSevered) {
-  Start({.min_delay = std::chrono::hours(1), .max_delay = std::chrono::hours(1), .nth_post = 1,
+  Start({.min_delay = std::chrono::hours(1),
+         .max_delay = std::chrono::hours(1),
+         .nth_post = 1,
          .nth_post_fault = FaultKind::kDelay},
         {});
   Post(1);
@@ -145,16 +147,19 @@ TEST_F(FakeFaults, UnderAMixOfFaultsEveryOpEndsOnceAndEqualDigestsMeanEqualBytes
     reader_.transport.reset();
     writer_.events.clear();
     reader_.events.clear();
-    const FaultRates p = {.post_delay = 0.2, .post_truncate = 0.2, .post_fail = 0.1, .post_never = 0.1,
+    const FaultRates p = {.post_delay = 0.2,
+                          .post_truncate = 0.2,
+                          .post_fail = 0.1,
+                          .post_never = 0.1,
                           .max_delay = std::chrono::milliseconds(2)};
-    const FaultRates d = {.notice_delay = 0.2, .notice_drop = 0.2, .notice_duplicate = 0.2,
-                          .max_delay = std::chrono::milliseconds(2)};
+    const FaultRates d = {
+        .notice_delay = 0.2, .notice_drop = 0.2, .notice_duplicate = 0.2, .max_delay = std::chrono::milliseconds(2)};
     Start(p, d, 10 * seed);
     constexpr uint32_t kOps = 32;
     constexpr uint64_t kEach = kPool / kOps;
     for (uint32_t i = 0; i < kOps; ++i) {
-      writer_.transport->Post({static_cast<OpId>(i + 1), reader_.id, ticket(), i, 1,
-                               {{i * kEach, 0, i * kEach, kEach}}, {0}});
+      writer_.transport->Post(
+          {static_cast<OpId>(i + 1), reader_.id, ticket(), i, 1, {{i * kEach, 0, i * kEach, kEach}}, {0}});
     }
     writer_.transport->Close(reader_.id);
     ASSERT_TRUE(writer_.WaitFor<Severed>(1));
@@ -166,8 +171,8 @@ TEST_F(FakeFaults, UnderAMixOfFaultsEveryOpEndsOnceAndEqualDigestsMeanEqualBytes
     for (const ChunkArrived& a : reader_.All<ChunkArrived>()) {
       const Quiesced& q = quiesced.at(a.chunk + 1);
       if (!q.status.ok()) continue;
-      const bool equal = std::memcmp(writer_.pool.data() + a.chunk * kEach, reader_.pool.data() + a.chunk * kEach,
-                                     kEach) == 0;
+      const bool equal =
+          std::memcmp(writer_.pool.data() + a.chunk * kEach, reader_.pool.data() + a.chunk * kEach, kEach) == 0;
       EXPECT_EQ(equal, q.digest == a.digest) << "seed " << seed << " chunk " << a.chunk;
     }
   }

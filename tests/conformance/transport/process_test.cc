@@ -21,8 +21,7 @@ constexpr uint64_t kPool = 32 << 20;
 
 class PeerProcess {
  public:
-  PeerProcess(const std::string& name, uint64_t counter, const std::string& tls, int fill)
-      : id_{name, {counter, 77}} {
+  PeerProcess(const std::string& name, uint64_t counter, const std::string& tls, int fill) : id_{name, {counter, 77}} {
     int to[2], from[2];
     EXPECT_EQ(pipe2(to, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(from, O_CLOEXEC), 0);
@@ -30,8 +29,8 @@ class PeerProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    std::vector<std::string> args = {BATON_TRANSPORT_PEER,  name, std::to_string(counter), tls,
-                                     std::to_string(kPool), std::to_string(fill)};
+    std::vector<std::string> args = {BATON_TRANSPORT_PEER, name, std::to_string(counter), tls, std::to_string(kPool),
+                                     std::to_string(fill)};
     std::vector<char*> argv;
     for (std::string& a : args) argv.push_back(a.data());
     argv.push_back(nullptr);
@@ -98,8 +97,8 @@ std::string Words(const ProcessId& p) {
 }
 std::string HexOf(std::span<const std::byte> bytes) {
   std::ostringstream out;
-  for (std::byte b : bytes) out << "0123456789abcdef"[static_cast<unsigned>(b) >> 4]
-                                << "0123456789abcdef"[static_cast<unsigned>(b) & 15];
+  for (std::byte b : bytes)
+    out << "0123456789abcdef"[static_cast<unsigned>(b) >> 4] << "0123456789abcdef"[static_cast<unsigned>(b) & 15];
   return out.str();
 }
 
@@ -128,8 +127,13 @@ class ProcessTest : public testing::TestWithParam<Kind> {
   // Whole-pool posts to block 0 of the peer's ticket in slot 1.
   void PostMany(PeerProcess& peer, uint64_t first, uint32_t ops) {
     for (uint64_t i = first; i < first + ops; ++i) {
-      here_.transport->Post({static_cast<OpId>(i), peer.id(), {peer.id().incarnation, 1, 1},
-                             static_cast<ChunkIndex>(i), 1, {{0, 0, 0, kPool}}, {0}});
+      here_.transport->Post({static_cast<OpId>(i),
+                             peer.id(),
+                             {peer.id().incarnation, 1, 1},
+                             static_cast<ChunkIndex>(i),
+                             1,
+                             {{0, 0, 0, kPool}},
+                             {0}});
     }
   }
   void ExpectEachOnce(size_t ops) {

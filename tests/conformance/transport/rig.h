@@ -26,11 +26,16 @@ enum class Kind { kLocal, kFake, kUcxShm, kUcxTcp, kUcxAuto };
 
 inline std::string KindName(Kind kind) {
   switch (kind) {
-    case Kind::kLocal: return "Local";
-    case Kind::kFake: return "Fake";
-    case Kind::kUcxShm: return "UcxShm";
-    case Kind::kUcxTcp: return "UcxTcp";
-    case Kind::kUcxAuto: return "UcxAuto";
+    case Kind::kLocal:
+      return "Local";
+    case Kind::kFake:
+      return "Fake";
+    case Kind::kUcxShm:
+      return "UcxShm";
+    case Kind::kUcxTcp:
+      return "UcxTcp";
+    case Kind::kUcxAuto:
+      return "UcxAuto";
   }
   return "?";
 }

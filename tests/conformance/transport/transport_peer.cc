@@ -85,8 +85,13 @@ struct Peer {
       in >> op >> slot;
       const ProcessId reader = ReadProcess(in);
       in >> bytes;
-      transport->Post({static_cast<OpId>(op), reader, {reader.incarnation, slot, 1}, static_cast<ChunkIndex>(op), 1,
-                       {{0, 0, 0, bytes}}, {0}});
+      transport->Post({static_cast<OpId>(op),
+                       reader,
+                       {reader.incarnation, slot, 1},
+                       static_cast<ChunkIndex>(op),
+                       1,
+                       {{0, 0, 0, bytes}},
+                       {0}});
     }
   }
   void Report(const TransportEvent& event) {
@@ -108,7 +113,8 @@ struct Peer {
       pollfd fds[2] = {{0, POLLIN, 0}, {waker.fd, POLLIN, 0}};
       if (poll(fds, 2, -1) < 0) return;
       uint64_t count = 0;
-      if (fds[1].revents & POLLIN) [[maybe_unused]] const ssize_t n = read(waker.fd, &count, sizeof(count));
+      if (fds[1].revents & POLLIN) [[maybe_unused]]
+        const ssize_t n = read(waker.fd, &count, sizeof(count));
       if (fds[0].revents & (POLLIN | POLLHUP)) {
         char chunk[4096];
         const ssize_t n = read(0, chunk, sizeof(chunk));

@@ -57,6 +57,16 @@ TEST_P(TransportTest, ThePoolIsZeroedPageAlignedAndOfTheWantedSize) {
   for (std::byte b : side.pool) ASSERT_EQ(b, std::byte{0});
 }
 
+TEST_P(TransportTest, APoolThatDoesNotFitIsRefusedWithItsSize) {
+  Side side;
+  side.id = {"a", {1, 1}};
+  side.transport = MakeKind(GetParam(), fabric_, side.id, &side.waker, options_);
+  const auto pool = side.transport->AllocatePool(size_t{1} << 50);
+  ASSERT_FALSE(pool.ok());
+  EXPECT_EQ(pool.status().code(), Code::kResourceExhausted) << pool.status().ToString();
+  if (GetParam() == Kind::kUcxShm) EXPECT_NE(pool.status().message().find("/dev/shm"), std::string::npos);
+}
+
 TEST_P(TransportTest, BytesArriveExactlyWherePlannedAndNowhereElse) {
   Side& writer = Start("p");
   Side& reader = Start("d");
@@ -372,9 +382,8 @@ TEST_P(TransportTest, PiecesOutsideTheGrantedBlocksAreRefusedWithoutHarm) {
   const Ticket ticket = TicketNumber(reader.id, 1);
   reader.transport->Admit(ticket, writer.id, {4096, 20480}, {4096, 4096});
   const uint64_t huge = UINT64_MAX;
-  const std::vector<CopyPiece> bad = {{0, 2, 0, 64},          {0, 0, 4096, 1},     {0, 0, 4095, 2},
-                                      {0, 1, huge, 1},        {0, 1, huge - 63, 64}, {0, 0xffffffff, 0, 64},
-                                      {0, 0, 0, 4097}};
+  const std::vector<CopyPiece> bad = {{0, 2, 0, 64},         {0, 0, 4096, 1},        {0, 0, 4095, 2}, {0, 1, huge, 1},
+                                      {0, 1, huge - 63, 64}, {0, 0xffffffff, 0, 64}, {0, 0, 0, 4097}};
   uint64_t op = 0;
   for (const CopyPiece& piece : bad) {
     // target_base names only the pool, so that in one-sided mode the writer itself refuses what leaves it.
@@ -500,6 +509,36 @@ TEST_P(TransportTest, AnIdleTransportCostsNoCpu) {
   const double before = cpu();
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   EXPECT_LT(cpu() - before, 0.02) << "CPU seconds of two idle transports over 1 s";
+}
+
+TEST(UcxOptionsTest, UnknownTransportsAndDevicesAreRefusedByName) {
+  TestWaker waker;
+  UcxOptions options;
+  for (const char* tls : {"rdma", "", "SHM"}) {
+    options.tls = tls;
+    EXPECT_EQ(UcxTransport::Create(options, &waker).status().code(), Code::kInvalidArgument) << tls;
+  }
+  options.tls = "tcp";
+  options.net_devices = "nosuchdevice0";
+  const auto made = UcxTransport::Create(options, &waker);
+  ASSERT_FALSE(made.ok());
+  EXPECT_NE(made.status().message().find("nosuchdevice0"), std::string::npos) << made.status().ToString();
+}
+
+TEST(UcxOptionsTest, TransportsWithNothingInCommonSaySo) {
+  LocalFabric fabric;
+  Side shm, tcp;
+  shm.id = {"s", {1, 1}};
+  tcp.id = {"t", {1, 1}};
+  shm.transport = MakeKind(Kind::kUcxShm, fabric, shm.id, &shm.waker);
+  tcp.transport = MakeKind(Kind::kUcxTcp, fabric, tcp.id, &tcp.waker);
+  for (Side* s : {&shm, &tcp}) ASSERT_TRUE(s->transport->AllocatePool(1 << 20).ok());
+  shm.transport->Open(tcp.id, tcp.transport->LocalDescriptor());
+  tcp.transport->Open(shm.id, shm.transport->LocalDescriptor());
+  for (Side* s : {&shm, &tcp}) {
+    ASSERT_TRUE(s->WaitFor<PeerOpened>(1));
+    EXPECT_EQ(s->All<PeerOpened>()[0].status.code(), Code::kFailedPrecondition);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, TransportTest,

@@ -252,8 +252,12 @@ TEST_F(AdmissionTest, HoldsNoMoreThanTheAgreedNumberOfArrivals) {
 // ---- fault policy -------------------------------------------------------------------------------
 
 TEST(FaultPolicyTest, IsAFunctionOfSeedAndQuestions) {
-  const FaultRates rates = {.post_delay = 0.3, .post_truncate = 0.2, .notice_delay = 0.2, .notice_drop = 0.3,
-                            .min_delay = Duration(5), .max_delay = Duration(900)};
+  const FaultRates rates = {.post_delay = 0.3,
+                            .post_truncate = 0.2,
+                            .notice_delay = 0.2,
+                            .notice_drop = 0.3,
+                            .min_delay = Duration(5),
+                            .max_delay = Duration(900)};
   FaultPolicy a(7, rates), b(7, rates), c(8, rates);
   bool differs = false;
   for (int i = 0; i < 1000; ++i) {
