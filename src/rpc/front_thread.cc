@@ -29,11 +29,15 @@ FrontThread::~FrontThread() { Stop(); }
 
 // ---- any thread -------------------------------------------------------------------------------------------
 
-bool FrontThread::PushControl(Item item) { return !stop_.load() && mailbox_.PushControl(std::move(item)); }
+bool FrontThread::PushControl(Item item) {
+  std::lock_guard lock(gate_);
+  return !closed_ && mailbox_.PushControl(std::move(item));
+}
 
 StatusOr<ClientHandle> FrontThread::Submit(ClientRequest request, std::shared_ptr<ClientSink> sink) {
-  if (stop_.load()) return UnavailableError("the router is shutting down; try another one");
   const ClientHandle client{next_client_.fetch_add(1)};
+  std::lock_guard lock(gate_);
+  if (closed_) return UnavailableError("the router is shutting down; try another one");
   if (!mailbox_.Push(Submitted{client, std::move(request), std::move(sink)})) {
     return ResourceExhaustedError("the router has " + std::to_string(options_.max_submissions) +
                                   " requests waiting to be read, which is its limit; try again later");
@@ -42,8 +46,8 @@ StatusOr<ClientHandle> FrontThread::Submit(ClientRequest request, std::shared_pt
 }
 
 void FrontThread::Gone(ClientHandle client) {
-  // Lost only in a mailbox that 128 k messages fill: the request then runs to its end, unheard.
-  if (!PushControl(FrontInput(ClientGone{client}))) spdlog::warn("front mailbox full: a cancel was lost");
+  // Lost only in a mailbox that 128 k messages fill (or when all ends): the request then runs on, unheard.
+  (void)PushControl(FrontInput(ClientGone{client}));
 }
 
 void FrontThread::Cancel(std::string request_id, std::function<void(bool)> done) {
@@ -62,7 +66,7 @@ bool FrontThread::FromWorkerLink(LinkId link, WorkerBatch batch) {
 
 void FrontThread::RemoveWorker(LinkId link, Status why) {
   // The front finds out by missing heartbeats where this is lost.
-  if (!PushControl(FrontInput(WorkerDown{link, std::move(why)}))) spdlog::warn("front mailbox full: a worker's end was lost");
+  (void)PushControl(FrontInput(WorkerDown{link, std::move(why)}));
 }
 
 void FrontThread::BeginDrain() { (void)PushControl(FrontInput(FrontDrain{})); }
@@ -72,10 +76,7 @@ bool FrontThread::Query(std::function<void(const Front&, TimePoint)> query) {
 }
 
 void FrontThread::Stop() {
-  if (stop_.exchange(true)) {
-    if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
-    return;
-  }
+  stop_.store(true);
   mailbox_.Wake();
   if (thread_.joinable()) thread_.join();
 }
@@ -94,11 +95,16 @@ void FrontThread::Run() {
     live_.store(front_.live(), std::memory_order_relaxed);
     UpdateServing();
   }
-  // What is still queued gets an answer too.
+  // What is still queued gets an answer too, and nothing is queued after it.
+  {
+    std::lock_guard lock(gate_);
+    closed_ = true;
+  }
   mailbox_.Drain(&items, std::chrono::nanoseconds(0));
   for (Item& item : items) {
     if (auto* submitted = std::get_if<Submitted>(&item)) clients_[submitted->client] = std::move(submitted->sink);
     if (auto* cancelled = std::get_if<Cancelled>(&item)) cancelled->done(false);
+    if (auto* asked = std::get_if<Asked>(&item)) asked->query(front_, now_);
     if (auto* joined = std::get_if<Joined>(&item)) joined->sink->Close(UnavailableError("the router is shutting down"));
   }
   for (auto& [client, sink] : clients_) {

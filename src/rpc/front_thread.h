@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <variant>
@@ -111,6 +112,8 @@ class FrontThread {
   std::atomic<uint32_t> live_{0};
   std::atomic<bool> serving_{false};
   std::atomic<bool> stop_{false};
+  std::mutex gate_;      // between the last drain and late pushes
+  bool closed_ = false;  // gate_: nothing is queued any more
   std::thread thread_;
 };
 

@@ -72,9 +72,8 @@ Status ExplainBindFailure(const HostPort& address, const std::string& listen) {
 }
 
 void LogFromGrpc(gpr_log_func_args* args) {
-  const bool error = args->severity == GPR_LOG_SEVERITY_ERROR;
-  spdlog::log(error ? spdlog::level::warn : spdlog::level::debug, "grpc {}:{}: {}", args->file, args->line,
-              args->message);
+  // Whatever concerns an operator comes back as a status, and is said in our words.
+  spdlog::debug("grpc {}:{}: {}", args->file, args->line, args->message);
 }
 
 }  // namespace

@@ -389,14 +389,16 @@ class Network final : public WorkerNetwork {
 
   void OnRouterLost(Router* router, const LinkEnded& ended) {
     router->link = LinkId{0};
-    if (ended.why.code() == Code::kFailedPrecondition && !stopping_.load()) {
-      spdlog::error("router {} refuses this worker for good: {}", router->endpoint.address, ended.why.ToString());
+    if (stopping_.load()) return;
+    const std::string name = router->endpoint.in_process ? "of this process" : router->endpoint.address;
+    if (ended.why.code() == Code::kFailedPrecondition) {
+      spdlog::error("router {} refuses this worker for good: {}", name, ended.why.ToString());
       router->dial_at = SteadyTime::max();
       if (options_.on_refused) options_.on_refused(ended.why);
       return;
     }
     if (ended.was_up) {
-      spdlog::warn("router {} lost: {}", router->endpoint.address, ended.why.ToString());
+      spdlog::warn("router {} lost: {}", name, ended.why.ToString());
       router->backoff = options_.redial_first;
     }
     router->dial_at = std::chrono::steady_clock::now() + router->backoff;
@@ -478,23 +480,27 @@ class Network final : public WorkerNetwork {
 
   // ---- processes ----
   void WatchPeer(const WatchProcess& watch) {
-    if (watch.host.empty() || watch.host != HostIdentity()) return;  // its pid means nothing here
     for (const auto& [fd, process] : watched_) {
-      if (process == watch.process) return;
+      if (process == watch.process) return inbox_->Insist(ProcessWatched{watch.process, true});
+    }
+    // On another host its pid means nothing.
+    if (watch.host.empty() || watch.host != HostIdentity()) {
+      return inbox_->Insist(ProcessWatched{watch.process, false});
     }
     if (watched_.size() >= kMaxWatched || watch.pid == 0 || watch.pid > INT32_MAX) {
       spdlog::warn("process {} (pid {}) cannot be watched", ToString(watch.process), watch.pid);
-      return;
+      return inbox_->Insist(ProcessWatched{watch.process, false});
     }
     const int fd = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(watch.pid), 0));
     if (fd < 0) {
       // No such process under an identity that shares our pids: it has ended.
       if (errno == ESRCH) return inbox_->Insist(ProcessDied{watch.process});
       spdlog::warn("pidfd_open({}) failed with errno {}: {} is not watched", watch.pid, errno, ToString(watch.process));
-      return;
+      return inbox_->Insist(ProcessWatched{watch.process, false});
     }
     watched_[fd] = watch.process;
     Watch(fd);
+    inbox_->Insist(ProcessWatched{watch.process, true});
   }
 
   void OnProcessEnd(int fd) {
