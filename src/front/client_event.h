@@ -20,8 +20,8 @@ struct Started {  // only with `timings`
   std::string request_id;
   std::string model;
   uint32_t prompt_tokens = 0;
-  uint32_t cached_tokens = 0;   // as predicted by the router
-  std::string prefill_worker;   // "" when one worker does everything
+  uint32_t cached_tokens = 0;  // as predicted by the router
+  std::string prefill_worker;  // "" when one worker does everything
   std::string decode_worker;
 };
 
@@ -36,8 +36,8 @@ struct Delta {
 struct Finished {
   uint32_t choice = 0;
   FinishReason reason = FinishReason::kStop;
-  std::string matched_stop;      // the stop string, "" otherwise
-  int64_t matched_token = -1;    // the stop or end token, -1 otherwise
+  std::string matched_stop;    // the stop string, "" otherwise
+  int64_t matched_token = -1;  // the stop or end token, -1 otherwise
 };
 
 struct Usage {
@@ -48,8 +48,8 @@ struct Usage {
 
 // Where the time went. Durations from the request's arrival unless said.
 struct Timings {
-  Duration first_dispatch{};   // waited at the front until then
-  Duration first_token{};      // 0: none came
+  Duration first_dispatch{};  // waited at the front until then
+  Duration first_token{};     // 0: none came
   Duration last_token{};
   Duration done{};
   double tokens_per_second = 0;  // (tokens - 1) / (last - first); 0 with fewer than two
@@ -57,9 +57,9 @@ struct Timings {
   uint32_t retries = 0;          // placements after the first
   bool disaggregated = false;    // of the last epoch
   std::string placement_why;
-  std::string prefill_worker;    // of the last epoch; "" = none
+  std::string prefill_worker;  // of the last epoch; "" = none
   std::string decode_worker;
-  Receipt prefill;               // the last epoch's receipts: P's (or the local worker's), and D's
+  Receipt prefill;  // the last epoch's receipts: P's (or the local worker's), and D's
   Receipt decode;
 };
 
@@ -70,7 +70,7 @@ struct Done {
 
 struct Failed {
   Status status;
-  std::string reason;      // for ErrorDetail: "NEVER_FITS", "QUEUE_FULL", "WORKER_LOST", ...
+  std::string reason;  // for ErrorDetail: "NEVER_FITS", "QUEUE_FULL", "WORKER_LOST", ...
   std::string request_id;
   Duration retry_after{};  // 0: no hint
 };

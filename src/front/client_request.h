@@ -53,14 +53,14 @@ struct ClientRequest {
   bool want_text = true;
   bool want_token_ids = false;
   bool skip_special_tokens = true;
-  bool timings = false;                 // Started, and Timings in Done
-  std::optional<int64_t> logprobs;      // 0..20: the chosen token's and that many alternatives
+  bool timings = false;             // Started, and Timings in Done
+  std::optional<int64_t> logprobs;  // 0..20: the chosen token's and that many alternatives
 
-  int64_t priority = 0;                 // higher first
+  int64_t priority = 0;  // higher first
   std::string cache_salt;
-  std::optional<Duration> deadline;     // remaining at arrival
+  std::optional<Duration> deadline;  // remaining at arrival
   PlacementHint placement = PlacementHint::kAuto;
-  std::string prefill_worker;           // names; "" = any
+  std::string prefill_worker;  // names; "" = any
   std::string decode_worker;
 
   // Names of fields that the client set and that do not work yet ("sampling.min_p"). Not empty: the request

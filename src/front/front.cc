@@ -58,11 +58,12 @@ struct Front::State {
         chat(c),
         fingerprint(FrontFingerprint(options.self)),
         router(options.router),
+        hung_after(options.rules.Holds(Rule::kL4) ? options.limits.hung_after : Duration(std::chrono::hours(10000))),
         budget(options.limits.cluster_retry_fraction, options.limits.cluster_retry_burst) {}
 
   struct Live {
     std::unique_ptr<FrontRequest> request;
-    TimePoint timer = kNever;       // as in `timers`
+    TimePoint timer = kNever;        // as in `timers`
     std::optional<QueueKey> queued;  // as in `queue`
   };
 
@@ -72,6 +73,7 @@ struct Front::State {
   const uint64_t fingerprint;
   Router router;
   Sessions sessions;
+  const Duration hung_after;  // L4: silence of a worker's engine thread
   ClusterRetryBudget budget;
   FrontCounters counters;
   bool draining = false;
@@ -109,16 +111,18 @@ std::optional<Rejection> Front::State::Refuse(const ClientRequest& request) cons
     return Rejection{UnavailableError("the router is draining and admits nothing new"), "DRAINING", kRetryLater};
   }
   if (requests.size() >= limits.max_live) {
-    return Rejection{ResourceExhaustedError(fmt::format("{} requests are live, at most {}", requests.size(), limits.max_live)),
-                     "TOO_MANY_REQUESTS", kRetryLater};
+    return Rejection{
+        ResourceExhaustedError(fmt::format("{} requests are live, at most {}", requests.size(), limits.max_live)),
+        "TOO_MANY_REQUESTS", kRetryLater};
   }
   if (queue.size() >= limits.max_queued && !router.HasCredit()) {
-    return Rejection{ResourceExhaustedError(fmt::format("{} requests are waiting, at most {}", queue.size(), limits.max_queued)),
-                     "QUEUE_FULL", kRetrySoon};
+    return Rejection{
+        ResourceExhaustedError(fmt::format("{} requests are waiting, at most {}", queue.size(), limits.max_queued)),
+        "QUEUE_FULL", kRetrySoon};
   }
   if (!request.request_id.empty() && by_id.contains(request.request_id)) {
-    return Rejection{AlreadyExistsError(fmt::format("request_id: \"{}\" is live already", request.request_id)),
-                     "DUPLICATE_ID", {}};
+    return Rejection{
+        AlreadyExistsError(fmt::format("request_id: \"{}\" is live already", request.request_id)), "DUPLICATE_ID", {}};
   }
   return std::nullopt;
 }
@@ -138,7 +142,8 @@ void Front::State::Submit(ClientSubmit& submit, FrontOutput* out) {
     return Reject(client, submit.request.request_id, std::move(*why), out);
   }
   const uint64_t number = next_number++;
-  const uint64_t draw = KeyedDraw(options.seed ^ options.self.incarnation.random, options.self.incarnation.counter, number);
+  const uint64_t draw =
+      KeyedDraw(options.seed ^ options.self.incarnation.random, options.self.incarnation.counter, number);
   auto& accepted = std::get<Prepared>(prepared);
   if (accepted.draw_seed) accepted.request.sampling.seed = Mix64(draw);
   std::string id = submit.request.request_id;
@@ -148,7 +153,8 @@ void Front::State::Submit(ClientSubmit& submit, FrontOutput* out) {
   budget.OnRequest();
   const FrontContext ctx = Context(out);
   Live live;
-  live.request = std::make_unique<FrontRequest>(ChildId{fingerprint, number, 0}, client, id, std::move(accepted), tokenizer, ctx);
+  live.request =
+      std::make_unique<FrontRequest>(ChildId{fingerprint, number, 0}, client, id, std::move(accepted), tokenizer, ctx);
   by_client.emplace(client, number);
   by_id.emplace(std::move(id), number);
   FrontRequest& request = *requests.emplace(number, std::move(live)).first->second.request;
@@ -184,7 +190,7 @@ void Front::State::AddWorker(WorkerUp& up, FrontOutput* out) {
     sessions.Remove(ended->worker);
   }
   const WorkerId worker = router.AddWorker(hello, now);
-  sessions.Add(up.link, worker, hello, now, options.limits.hung_after);
+  sessions.Add(up.link, worker, hello, now, hung_after);
   sessions.Send(worker, FrontHello{options.self, fingerprint}, out);
   if (ended) LoseWorker(*ended, out);
   for (auto& [number, live] : requests) live.request->OnWorkerReturned(hello.self.process);
@@ -205,7 +211,7 @@ void Front::State::LoseWorker(const WorkerSession& session, FrontOutput* out) {
 void Front::State::OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* out) {
   WorkerSession* session = sessions.Find(link);
   if (session == nullptr) return;  // closed from here
-  sessions.OnHeartbeat(session, batch.heartbeat, now, options.limits.hung_after);
+  sessions.OnHeartbeat(session, batch.heartbeat, now, hung_after);
   router.OnHeartbeat(session->worker, batch.heartbeat, now);
   if (!router.OnCacheEvents(session->worker, batch.cache)) sessions.Send(session->worker, CacheResyncCommand{}, out);
   for (const ChildEvent& event : batch.events) OnChildEvent(*session, event, out);
@@ -216,7 +222,8 @@ void Front::State::OnChildEvent(const WorkerSession& session, const ChildEvent& 
   const Epoch epoch = EpochOfEvent(event);
   if (child.front != fingerprint) return;  // another front's, or of an earlier start: not ours to judge
   const auto it = requests.find(child.number);
-  if (it != requests.end() && child == it->second.request->child() && it->second.request->Holds(session.worker, epoch)) {
+  if (it != requests.end() && child == it->second.request->child() &&
+      it->second.request->Holds(session.worker, epoch)) {
     it->second.request->OnEvent(session.worker, event, Context(out));
     return After(child.number, out);
   }

@@ -57,7 +57,7 @@ struct FromWorker {
   LinkId link{};
   WorkerBatch batch;
 };
-struct Tick {};      // fires timers that are due
+struct Tick {};        // fires timers that are due
 struct FrontDrain {};  // admit nothing new; what lives runs to its end
 
 using FrontInput =
@@ -78,47 +78,47 @@ struct FrontOutput {
 
 // Limits of one front. Beyond them a request is refused, with the limit in the message.
 struct FrontLimits {
-  uint32_t max_live = 4096;            // requests, queued ones included
-  uint32_t max_queued = 1024;          // waiting here for a credit
-  uint32_t max_prompt_bytes = 4 << 20; // text, or all messages together
+  uint32_t max_live = 4096;             // requests, queued ones included
+  uint32_t max_queued = 1024;           // waiting here for a credit
+  uint32_t max_prompt_bytes = 4 << 20;  // text, or all messages together
   uint32_t max_messages = 1024;
   uint32_t max_stop_strings = 16;
   uint32_t max_stop_token_ids = 64;
   uint32_t max_logit_bias = 1024;
   uint32_t max_request_id_bytes = 128;
   uint32_t max_salt_bytes = 256;
-  uint32_t default_max_tokens = 0;     // when the client does not say; 0: what context and pools leave
-  uint32_t retry_budget = 2;           // L8, per request
-  double cluster_retry_fraction = 0.1; // L8, of requests
-  uint32_t cluster_retry_burst = 16;   // retries that are always there to begin with
+  uint32_t default_max_tokens = 0;                   // when the client does not say; 0: what context and pools leave
+  uint32_t retry_budget = 2;                         // L8, per request
+  double cluster_retry_fraction = 0.1;               // L8, of requests
+  uint32_t cluster_retry_burst = 16;                 // retries that are always there to begin with
   Duration max_deadline = std::chrono::minutes(10);  // and the default
   Duration adopt_deadline = std::chrono::seconds(3);
-  Duration hung_after = std::chrono::seconds(3);     // without a heartbeat
-  Duration replace_wait = std::chrono::seconds(15);  // a started request waits so long for a fit worker
+  Duration hung_after = std::chrono::seconds(3);           // without a heartbeat
+  Duration replace_wait = std::chrono::seconds(15);        // a started request waits so long for a fit worker
   Duration receipt_grace = std::chrono::milliseconds(20);  // Done waits so long for P's receipt
 };
 
 struct FrontOptions {
   ProcessId self;
-  uint64_t seed = 1;             // request ids and sampling seeds of requests that bring none
-  ModelIdentity model;           // workers of another one are refused
-  std::string served_name;       // what clients call it; model.name when empty
+  uint64_t seed = 1;        // request ids and sampling seeds of requests that bring none
+  ModelIdentity model;      // workers of another one are refused
+  std::string served_name;  // what clients call it; model.name when empty
   uint32_t max_context_tokens = 0;
-  RenderOptions chat;            // bos_token and eos_token of the model; the rest as it is
+  RenderOptions chat;  // bos_token and eos_token of the model; the rest as it is
   FrontLimits limits;
   RouterOptions router;
-  Rules rules;                   // all, in production
+  Rules rules;  // all, in production
 };
 
 struct FrontCounters {
   uint64_t submitted = 0, finished = 0, failed = 0, cancelled = 0, rejected = 0;
-  uint64_t tokens = 0;                // delivered
-  uint64_t duplicates = 0;            // replayed tokens that agreed
-  uint64_t replay_faults = 0;         // S7: replayed tokens that differed
-  uint64_t index_gaps = 0;            // S6
-  uint64_t finish_faults = 0;         // a worker's finish reason that the stop rules do not give
-  uint64_t stray_events = 0;          // S5: answered with Cancel
-  uint64_t replacements = 0;          // epochs after the first
+  uint64_t tokens = 0;         // delivered
+  uint64_t duplicates = 0;     // replayed tokens that agreed
+  uint64_t replay_faults = 0;  // S7: replayed tokens that differed
+  uint64_t index_gaps = 0;     // S6
+  uint64_t finish_faults = 0;  // a worker's finish reason that the stop rules do not give
+  uint64_t stray_events = 0;   // S5: answered with Cancel
+  uint64_t replacements = 0;   // epochs after the first
   uint64_t adopts = 0, handoff_failures = 0, poisoned = 0, hung_workers = 0, superseded = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "front/front_request.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/hash.h"
@@ -109,9 +110,14 @@ bool FrontRequest::OnRefused(const Refusal& refusal, const FrontContext& ctx) {
   }
   if (is_retry()) return true;  // a worker may come back; wait_until_ bounds it
   switch (refusal.why) {
-    case Refusal::Why::kNeverFits: Fail(refusal.status, "NEVER_FITS", {}, ctx); break;
-    case Refusal::Why::kNotAllowed: Fail(refusal.status, "PLACEMENT", refusal.retry_after, ctx); break;
-    default: Fail(refusal.status, "NO_WORKER", refusal.retry_after, ctx);
+    case Refusal::Why::kNeverFits:
+      Fail(refusal.status, "NEVER_FITS", {}, ctx);
+      break;
+    case Refusal::Why::kNotAllowed:
+      Fail(refusal.status, "PLACEMENT", refusal.retry_after, ctx);
+      break;
+    default:
+      Fail(refusal.status, "NO_WORKER", refusal.retry_after, ctx);
   }
   return true;
 }
@@ -135,6 +141,7 @@ void FrontRequest::Dispatch(const Placement& placement, const PlaceQuery& query,
   decode_steps_ = d->steps;
   // Every epoch starts from all tokens that the client has (S7); their log-probabilities were told already.
   Progress progress{tokens_, static_cast<uint32_t>(tokens_.size()), deadline_ - ctx.now};
+  if (!ctx.options.rules.Holds(Rule::kS7)) progress = {{}, 0, deadline_ - ctx.now};
   if (disaggregated_) {
     const WorkerSession* p = ctx.sessions.Find(prefill_);
     BATON_CHECK(p != nullptr, "placed on a worker without a session");
@@ -148,9 +155,10 @@ void FrontRequest::Dispatch(const Placement& placement, const PlaceQuery& query,
   ctx.router.Dispatched(child_, epoch_, placement, query, ctx.now);
   if (spec_.timings && !std::exchange(started_told_, true) && !silent_) {
     ctx.out->to_clients.emplace_back(
-        client_, Started{request_id_, ctx.options.served_name.empty() ? ctx.options.model.name : ctx.options.served_name,
-                         static_cast<uint32_t>(request_->prompt.size()), placement.cached_tokens, prefill_process_.name,
-                         decode_process_.name});
+        client_,
+        Started{request_id_, ctx.options.served_name.empty() ? ctx.options.model.name : ctx.options.served_name,
+                static_cast<uint32_t>(request_->prompt.size()), placement.cached_tokens, prefill_process_.name,
+                decode_process_.name});
   }
 }
 
@@ -325,7 +333,8 @@ void FrontRequest::OnHandoffFailed(WorkerId from, const HandoffFailed& event, co
     case HandoffFailure::kTransfer:
       no_handoff_to_.insert(d);
       return EndEpoch(Price::kBudget, {}, "the transfer failed: " + event.detail, ctx);
-    case HandoffFailure::kUndecided: return Adopt(Price::kLoss, decode_process_, ctx);
+    case HandoffFailure::kUndecided:
+      return Adopt(Price::kLoss, decode_process_, ctx);
   }
 }
 
@@ -349,8 +358,10 @@ void FrontRequest::OnChildFailed(WorkerId from, const ChildFailed& event, const 
     case Code::kDataLoss:
       excluded_.insert(from);
       return EndEpoch(Price::kBudget, {}, why.message(), ctx);
-    case Code::kDeadlineExceeded: return Fail(why, "DEADLINE", {}, ctx);
-    default: return Fail(why, "WORKER_FAILED", {}, ctx);
+    case Code::kDeadlineExceeded:
+      return Fail(why, "DEADLINE", {}, ctx);
+    default:
+      return Fail(why, "WORKER_FAILED", {}, ctx);
   }
 }
 
@@ -385,19 +396,24 @@ bool FrontRequest::Poisoned(const WorkerSession& session, const FrontContext& ct
   const bool launched = emitted_ || handed_off_ || session.steps > before;
   if (!launched || !ctx.options.rules.Holds(Rule::kL8)) return false;
   hits_.push_back({session.self.process, session.host, ctx.now});
+  // A host that goes down takes several workers along: that counts once. A worker that was started again and died
+  // again is no such case.
   size_t count = 0;
   for (size_t i = 0; i < hits_.size(); ++i) {
-    const bool repeated = std::any_of(hits_.begin(), hits_.begin() + static_cast<std::ptrdiff_t>(i), [&](const Hit& h) {
+    const std::span<const Hit> before(hits_.data(), i);
+    const bool again = std::any_of(before.begin(), before.end(),
+                                   [&](const Hit& h) { return h.process.name == hits_[i].process.name; });
+    const bool same_crash = std::any_of(before.begin(), before.end(), [&](const Hit& h) {
       return h.host == hits_[i].host && hits_[i].at - h.at < kDeathsOnOneHost;
     });
-    if (!repeated) ++count;
+    if (again || !same_crash) ++count;
   }
   if (count < 2) return false;
   ++ctx.counters.poisoned;
   spdlog::error("request {} ({}): was in a running step at {} worker deaths; it is not tried again", ToString(child_),
                 request_id_, count);
-  Fail(InternalError("request " + request_id_ + " was running on two workers that died; it is not tried again"), "POISON",
-       {}, ctx);
+  Fail(InternalError("request " + request_id_ + " was running on two workers that died; it is not tried again"),
+       "POISON", {}, ctx);
   return true;
 }
 
@@ -456,8 +472,9 @@ void FrontRequest::Cancel(bool tell_client, const FrontContext& ctx) {
 void FrontRequest::OnTimer(const FrontContext& ctx) {
   if (not_before_ <= ctx.now) not_before_ = {};
   if (phase_ != Phase::kEnded && phase_ != Phase::kSettling && deadline_ <= ctx.now) {
-    return Fail(DeadlineExceededError(fmt::format("after {} tokens in {:.3f} s", tokens_.size(), Seconds(ctx.now - arrival_))),
-                "DEADLINE", {}, ctx);
+    return Fail(
+        DeadlineExceededError(fmt::format("after {} tokens in {:.3f} s", tokens_.size(), Seconds(ctx.now - arrival_))),
+        "DEADLINE", {}, ctx);
   }
   if (wait_until_ > ctx.now) return;
   switch (phase_) {
@@ -466,11 +483,14 @@ void FrontRequest::OnTimer(const FrontContext& ctx) {
       if (tokens_.empty()) return Fail(UnavailableError(message), "NO_WORKER", std::chrono::seconds(1), ctx);
       return Fail(AbortedError(message), "GENERATION_LOST", std::chrono::seconds(1), ctx);
     }
-    case Phase::kAdopting: return EndEpoch(adopt_price_, adopt_lost_, "the decode worker did not answer", ctx);
-    case Phase::kSettling: return EmitDone(ctx);
+    case Phase::kAdopting:
+      return EndEpoch(adopt_price_, adopt_lost_, "the decode worker did not answer", ctx);
+    case Phase::kSettling:
+      return EmitDone(ctx);
     case Phase::kPrefilling:
     case Phase::kDecoding:
-    case Phase::kEnded: return;
+    case Phase::kEnded:
+      return;
   }
 }
 

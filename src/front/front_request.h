@@ -60,8 +60,8 @@ class FrontRequest {
  public:
   enum class Phase : uint8_t { kQueued, kPrefilling, kAdopting, kDecoding, kSettling, kEnded };
 
-  FrontRequest(ChildId child, ClientHandle client, std::string request_id, Prepared prepared, const Tokenizer* tokenizer,
-               const FrontContext& ctx);
+  FrontRequest(ChildId child, ClientHandle client, std::string request_id, Prepared prepared,
+               const Tokenizer* tokenizer, const FrontContext& ctx);
 
   // ---- placement: phase kQueued ----
   // One try. Stays kQueued, gets dispatched, or ends. True: another request may still be placed (this one was, or
@@ -144,7 +144,7 @@ class FrontRequest {
   ProcessId prefill_process_, decode_process_;
   bool disaggregated_ = false;
   bool handed_off_ = false;
-  bool emitted_ = false;  // some token came in this epoch
+  bool emitted_ = false;                           // some token came in this epoch
   uint64_t prefill_steps_ = 0, decode_steps_ = 0;  // of the workers, at dispatch
   Placement placement_;
   Receipt prefill_receipt_, decode_receipt_;
@@ -160,7 +160,7 @@ class FrontRequest {
   };
   std::vector<Hit> hits_;  // deaths while it was in a launched step
   uint32_t budget_used_ = 0;
-  uint32_t busy_ = 0;      // hand-backs for BUSY
+  uint32_t busy_ = 0;  // hand-backs for BUSY
   uint32_t refused_by_worker_ = 0;
   bool decode_where_it_is_ = false;
   WorkerId where_it_is_{};
@@ -170,8 +170,8 @@ class FrontRequest {
   std::map<Hash128, std::vector<Hash128>> pages_;  // numeric -> chain over prompt and tokens
 
   TimePoint deadline_;
-  TimePoint wait_until_ = kNever;   // kQueued again, kAdopting, kSettling: until then
-  TimePoint not_before_{};          // kQueued: not earlier
+  TimePoint wait_until_ = kNever;  // kQueued again, kAdopting, kSettling: until then
+  TimePoint not_before_{};         // kQueued: not earlier
   TimePoint first_dispatch_ = kNever, first_token_ = kNever, last_token_ = kNever;
 };
 

@@ -129,11 +129,16 @@ StatusOr<std::vector<TextSpan>> RenderChat(const ChatPrompt& prompt, const Front
 
 std::string ReasonOf(const Status& status) {
   switch (status.code()) {
-    case Code::kUnimplemented: return "UNSUPPORTED_FIELD";
-    case Code::kNotFound: return "UNKNOWN_MODEL";
-    case Code::kFailedPrecondition: return "NO_CHAT_TEMPLATE";
-    case Code::kResourceExhausted: return "TOO_LARGE";
-    default: return "BAD_FIELD";
+    case Code::kUnimplemented:
+      return "UNSUPPORTED_FIELD";
+    case Code::kNotFound:
+      return "UNKNOWN_MODEL";
+    case Code::kFailedPrecondition:
+      return "NO_CHAT_TEMPLATE";
+    case Code::kResourceExhausted:
+      return "TOO_LARGE";
+    default:
+      return "BAD_FIELD";
   }
 }
 
@@ -145,7 +150,8 @@ Status CheckPlain(const ClientRequest& c, const FrontOptions& options, Prepared*
   const FrontLimits& limits = options.limits;
   const std::string& served = options.served_name.empty() ? options.model.name : options.served_name;
   if (!c.model.empty() && c.model != served) {
-    return NotFoundError(fmt::format("model: \"{}\" is not served here; served: \"{}\"", c.model.substr(0, 256), served));
+    return NotFoundError(
+        fmt::format("model: \"{}\" is not served here; served: \"{}\"", c.model.substr(0, 256), served));
   }
   BATON_RETURN_IF_ERROR(CheckId("request_id", c.request_id, limits.max_request_id_bytes));
   BATON_RETURN_IF_ERROR(CheckId("cache.salt", c.cache_salt, limits.max_salt_bytes));
@@ -214,11 +220,14 @@ std::variant<Prepared, Rejection> Prepare(const ClientRequest& client, const Fro
   if (ids->empty()) return Rejection{Invalid("prompt: is empty; at least one token is needed"), "BAD_FIELD", {}};
   const uint32_t context = options.max_context_tokens;
   if (ids->size() >= context) {
-    return Rejection{Invalid("prompt: {} tokens; the context is {} and an answer needs at least one", ids->size(), context),
-                     "NEVER_FITS", {}};
+    return Rejection{
+        Invalid("prompt: {} tokens; the context is {} and an answer needs at least one", ids->size(), context),
+        "NEVER_FITS",
+        {}};
   }
   const auto prompt = static_cast<uint32_t>(ids->size());
-  if (Status s = CheckStopping(client, tokenizer, options.limits, prompt, context - prompt, &out.request.stop); !s.ok()) {
+  if (Status s = CheckStopping(client, tokenizer, options.limits, prompt, context - prompt, &out.request.stop);
+      !s.ok()) {
     return Rejection{s, ReasonOf(s), {}};
   }
   out.request.prompt = *std::move(ids);

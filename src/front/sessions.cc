@@ -24,8 +24,8 @@ Status CheckLayout(const WorkerHello& h) {
                                             layout.groups.size(), h.num_blocks.size(), kMaxGroups));
   }
   for (const KvGroup& g : layout.groups) {
-    if (g.num_layers == 0 || g.num_layers > 4096 || g.num_kv_heads == 0 || g.num_kv_heads > 65536 ||
-        g.head_dim == 0 || g.head_dim > 65536 || g.head_dim % 2 != 0) {
+    if (g.num_layers == 0 || g.num_layers > 4096 || g.num_kv_heads == 0 || g.num_kv_heads > 65536 || g.head_dim == 0 ||
+        g.head_dim > 65536 || g.head_dim % 2 != 0) {
       return InvalidArgumentError("hello: a KV group of " + std::to_string(g.num_layers) + " layers, " +
                                   std::to_string(g.num_kv_heads) + " heads, head_dim " + std::to_string(g.head_dim));
     }
@@ -43,21 +43,22 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) const {
   const std::string& name = hello.self.process.name;
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return InvalidArgumentError(fmt::format("hello: a worker name of {} bytes; 1 to {} are needed", name.size(), kMaxNameBytes));
+    return InvalidArgumentError(
+        fmt::format("hello: a worker name of {} bytes; 1 to {} are needed", name.size(), kMaxNameBytes));
   }
   if (Status s = CheckLayout(hello); !s.ok()) return s;
   if (hello.model.weights != options.model.weights) {
-    return FailedPreconditionError(fmt::format("worker {} has model \"{}\" ({:016x}), this router serves \"{}\" ({:016x})", name,
-                                               hello.model.name, hello.model.weights.low, options.model.name,
-                                               options.model.weights.low));
+    return FailedPreconditionError(
+        fmt::format("worker {} has model \"{}\" ({:016x}), this router serves \"{}\" ({:016x})", name, hello.model.name,
+                    hello.model.weights.low, options.model.name, options.model.weights.low));
   }
   const auto seen = highest_.find(name);
   if (seen != highest_.end()) {
     const Incarnation& mine = hello.self.process.incarnation;
     if (mine.counter < seen->second.counter ||
         (mine.counter == seen->second.counter && mine.random != seen->second.random)) {
-      return FailedPreconditionError(fmt::format("superseded: worker {} is known here with incarnation {}, this is {}", name,
-                                                 seen->second.counter, mine.counter));
+      return FailedPreconditionError(fmt::format("superseded: worker {} is known here with incarnation {}, this is {}",
+                                                 name, seen->second.counter, mine.counter));
     }
   } else if (highest_.size() >= kMaxWorkers * 4) {
     return ResourceExhaustedError(fmt::format("{} worker names were seen; no more are admitted", highest_.size()));

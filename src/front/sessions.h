@@ -19,10 +19,10 @@ struct WorkerSession {
   LinkId link{};
   WorkerId worker{};
   PeerAddress self;
-  std::string host;        // of its address: deaths on one host within seconds count once (L8)
-  uint64_t steps = 0;      // launched so far, as last heard
+  std::string host;    // of its address: deaths on one host within seconds count once (L8)
+  uint64_t steps = 0;  // launched so far, as last heard
   TimePoint heard{};
-  TimePoint expires{};     // silent beyond: hung
+  TimePoint expires{};  // silent beyond: hung
 };
 
 class Sessions {

@@ -1,6 +1,7 @@
 #include "route/holder_index.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace baton {
 
@@ -46,8 +47,40 @@ bool HolderIndex::Holders::Erase(Slot slot) {
   return true;
 }
 
+size_t HolderIndex::Probe(const Hash128& page) const {
+  size_t at = Home(page);
+  while (table_[at].holders.count != 0 && table_[at].page != page) at = (at + 1) & (table_.size() - 1);
+  return at;
+}
+
+void HolderIndex::Grow() {
+  std::vector<Entry> old = std::exchange(table_, std::vector<Entry>(std::max<size_t>(1024, table_.size() * 2)));
+  for (Entry& e : old) {
+    if (e.holders.count != 0) table_[Probe(e.page)] = std::move(e);
+  }
+}
+
+// Closes the gap: whatever a probe would now miss moves back.
+void HolderIndex::EraseEntry(size_t at) {
+  const size_t mask = table_.size() - 1;
+  --num_pages_;
+  for (size_t next = (at + 1) & mask; table_[next].holders.count != 0; next = (next + 1) & mask) {
+    const size_t home = Home(table_[next].page);
+    if (((next - home) & mask) < ((next - at) & mask)) continue;
+    table_[at] = std::move(table_[next]);
+    at = next;
+  }
+  table_[at] = {};
+}
+
 void HolderIndex::Add(const Hash128& page, Slot slot) {
-  if (!table_[page].Insert(slot)) return;
+  if (table_.size() * 5 / 8 <= num_pages_) Grow();
+  Entry& e = table_[Probe(page)];
+  if (e.holders.count == 0) {
+    e.page = page;
+    ++num_pages_;
+  }
+  if (!e.holders.Insert(slot)) return;
   if (slot >= logs_.size()) logs_.resize(slot + 1);
   Log& log = logs_[slot];
   log.stored.push_back(page);
@@ -56,10 +89,11 @@ void HolderIndex::Add(const Hash128& page, Slot slot) {
 }
 
 void HolderIndex::Remove(const Hash128& page, Slot slot) {
-  const auto it = table_.find(page);
-  if (it == table_.end() || !it->second.Erase(slot)) return;
+  if (table_.empty()) return;
+  const size_t at = Probe(page);
+  if (!table_[at].holders.Erase(slot)) return;
   --logs_[slot].live;
-  if (it->second.count == 0) table_.erase(it);
+  if (table_[at].holders.count == 0) EraseEntry(at);
 }
 
 void HolderIndex::Compact(Slot slot) {

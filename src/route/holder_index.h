@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "baton/ids.h"
@@ -22,7 +21,7 @@ class HolderIndex {
   void Remove(const Hash128& page, Slot slot);
   void DropHolder(Slot slot);  // costs as many steps as it holds pages
   uint64_t pages_of(Slot slot) const { return slot < logs_.size() ? logs_[slot].live : 0; }
-  uint64_t num_pages() const { return table_.size(); }
+  uint64_t num_pages() const { return num_pages_; }
 
   // Leading pages of the chain that each slot holds, into (*depth)[slot]; slots that hold none keep 0. `touched`
   // gets the slots with a depth. Both are cleared first; `depth` has room for every slot afterwards.
@@ -44,8 +43,10 @@ class HolderIndex {
     bool Insert(Slot slot);  // false: it was there
     bool Erase(Slot slot);   // false: it was not
   };
-  struct HashOf {
-    size_t operator()(const Hash128& h) const { return h.low; }
+  // Open addressing with linear probing, so that a probe of a large index is one cache miss. Free: no holders.
+  struct Entry {
+    Hash128 page;
+    Holders holders;
   };
   // What a slot ever stored, to find its pages again without a walk over the table; compacted when it grows
   // beyond twice what the slot holds.
@@ -53,17 +54,23 @@ class HolderIndex {
     std::vector<Hash128> stored;
     uint64_t live = 0;
   };
+  size_t Home(const Hash128& page) const { return page.low & (table_.size() - 1); }
+  size_t Probe(const Hash128& page) const;  // its entry, or the free one where it belongs
   const Holders* Find(const Hash128& page) const {
-    const auto it = table_.find(page);
-    return it == table_.end() ? nullptr : &it->second;
+    if (table_.empty()) return nullptr;
+    const Holders& h = table_[Probe(page)].holders;
+    return h.count == 0 ? nullptr : &h;
   }
   uint32_t Count(const Hash128& page) const {
     const Holders* h = Find(page);
     return h == nullptr ? 0 : h->count;
   }
+  void Grow();
+  void EraseEntry(size_t at);
   void Compact(Slot slot);
 
-  std::unordered_map<Hash128, Holders, HashOf> table_;
+  std::vector<Entry> table_;  // a power of two, at most 5/8 full
+  uint64_t num_pages_ = 0;
   std::vector<Log> logs_;
 };
 

@@ -22,27 +22,31 @@ constexpr Duration kRetryLater = std::chrono::seconds(1);
 struct Candidate {
   uint32_t slot = 0;
   double seconds = kInfinity;
-  uint64_t tie = 0;  // random: equal candidates do not all go to the lowest slot
 };
-bool Better(const Candidate& a, const Candidate& b) {
-  if (a.seconds != b.seconds) return a.seconds < b.seconds;
-  if (a.tie != b.tie) return a.tie < b.tie;
-  return a.slot < b.slot;
-}
-// The best kBest, unordered until Sort.
+// Equal candidates do not all go to the lowest slot: `draw` orders them anew for every decision.
+struct Better {
+  uint64_t draw;
+  bool operator()(const Candidate& a, const Candidate& b) const {
+    if (a.seconds != b.seconds) return a.seconds < b.seconds;
+    const uint64_t at = Mix64(draw ^ a.slot), bt = Mix64(draw ^ b.slot);
+    return at != bt ? at < bt : a.slot < b.slot;
+  }
+};
+// The best kBest, unordered.
 class Shortlist {
  public:
-  void Offer(const Candidate& c) {
+  void Offer(const Candidate& c, const Better& better) {
     if (size_ < kBest) {
       best_[size_++] = c;
-      if (size_ == kBest) std::make_heap(best_.begin(), best_.end(), Better);
-    } else if (Better(c, best_[0])) {
-      std::pop_heap(best_.begin(), best_.end(), Better);
+      if (size_ == kBest) std::make_heap(best_.begin(), best_.end(), better);
+    } else if (better(c, best_[0])) {
+      std::pop_heap(best_.begin(), best_.end(), better);
       best_.back() = c;
-      std::push_heap(best_.begin(), best_.end(), Better);
+      std::push_heap(best_.begin(), best_.end(), better);
     }
   }
   std::span<const Candidate> all() const { return {best_.data(), size_}; }
+  void clear() { size_ = 0; }
 
  private:
   std::array<Candidate, kBest> best_;
@@ -64,8 +68,8 @@ struct Router::State {
   HolderIndex holders;
   struct Entry {
     Placement placement;
-    uint64_t expected = 0;     // its number at P or at the local worker
-    LedgerShare decode_share;  // counted at D of a pair
+    uint64_t expected = 0;      // its number at P or at the local worker
+    LedgerShare decode_share;   // counted at D of a pair
     bool prefill_open = false;  // the credit is out
     bool decode_open = false;
   };
@@ -85,7 +89,7 @@ struct Router::State {
     return !asked.empty() && w.hello.self.process.name != asked;
   }
   bool Excluded(const WorkerView& w, const PlaceQuery& q) const {
-    return w.heartbeat.draining || (q.excluded != nullptr && q.excluded->contains(w.id));
+    return w.draining || (q.excluded != nullptr && q.excluded->contains(w.id));
   }
   // The chain counts full pages of the whole prompt; at least one token is always computed.
   uint32_t Cached(uint32_t slot, const PlaceQuery& q) const {
@@ -99,17 +103,22 @@ struct Router::State {
   double DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const;
   double Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds, const PlaceQuery& q) const;
 
+  // What one look at every worker gives.
+  struct Scan {
+    bool anyone_holds = false;  // some worker, fit or not, could hold the request
+    bool no_credit = false;     // someone was passed over for its credits alone
+    Duration soonest = kRetryLater;
+    std::vector<Shortlist> writers, readers;  // [class]
+    Candidate local;
+  };
+  void ScanWorkers(const PlaceQuery& q, TimePoint now, const Better& better);
   struct Choice {
     double score = kInfinity;
     Placement placement;
   };
-  struct Blocked {
-    bool no_credit = false;      // someone was passed over for its credits alone
-    Duration soonest = kRetryLater;
-  };
-  Choice BestPair(const PlaceQuery& q, TimePoint now, Blocked* blocked);
-  Choice BestLocal(const PlaceQuery& q, TimePoint now, Blocked* blocked);
-  bool AnyoneHolds(const PlaceQuery& q) const;
+  Choice BestPair(const PlaceQuery& q, TimePoint now, const Better& better);
+  Choice BestLocal(const PlaceQuery& q, TimePoint now);
+  Scan scan;  // scratch of Place
 };
 
 Router::Router(RouterOptions options) : state_(std::make_unique<State>(options)) {}
@@ -196,18 +205,16 @@ void Router::State::MatchPrefixes(const PlaceQuery& query) {
 
 double Router::State::DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const {
   const uint32_t expected = ExpectedAnswer(q);
-  const uint32_t batch = w.heartbeat.running + w.inbound_sequences + 1;
-  const uint64_t context = w.heartbeat.context_tokens + w.inbound_tokens + q.prompt_tokens + expected / 2;
+  const uint32_t batch = w.running + w.inbound_sequences + 1;
+  const uint64_t context = w.context_tokens + w.inbound_tokens + q.prompt_tokens + expected / 2;
   *step = w.DecodeStep(batch, context);
   double seconds = expected * *step;
   // While its own prompts are computed, an answer there advances at most once a chunk.
   seconds += w.QueuedSeconds(now);
   // Blocks that are missing now come free as answers end.
-  const uint32_t need = w.hello.layout.BlocksFor(uint64_t{q.prompt_tokens} + expected);
-  for (size_t g = 0; g < w.hello.num_blocks.size(); ++g) {
-    const uint32_t free = w.FreeBlocks(g);
-    if (free >= need) continue;
-    const double used = std::max<double>(1, static_cast<double>(w.hello.num_blocks[g]) - free);
+  const uint32_t need = w.BlocksFor(uint64_t{q.prompt_tokens} + expected), free = w.FreeBlocks();
+  if (free < need) {
+    const double used = std::max<double>(1, static_cast<double>(w.num_blocks) - free);
     seconds += (need - free) / used * options.expected_answer_tokens * *step * std::max<uint32_t>(1, batch - 1);
   }
   return seconds;
@@ -216,141 +223,145 @@ double Router::State::DecodeSeconds(const WorkerView& w, const PlaceQuery& q, Ti
 double Router::State::Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds,
                               const PlaceQuery& q) const {
   // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
-  uint32_t layers = 1;
-  for (const KvGroup& g : d.hello.layout.groups) layers = std::max(layers, g.num_layers);
+  const double layers = d.layers;
   const double bytes = static_cast<double>(q.prompt_tokens - cached_on_d) * d.bytes_per_token;
   const double hidden = prefill_seconds * (layers - 1) / layers;
   const double on_wire = bytes / options.link_bytes_per_second;
   return options.link_latency_seconds + std::max(on_wire - hidden, on_wire / layers);
 }
 
-Router::State::Choice Router::State::BestPair(const PlaceQuery& q, TimePoint now, Blocked* blocked) {
-  Choice best;
-  for (uint32_t cls = 0; cls < classes.size(); ++cls) {
-    Shortlist writers, readers;
-    for (uint32_t slot = 0; slot < workers.size(); ++slot) {
-      if (!workers[slot] || workers[slot]->compatibility != cls) continue;
-      const WorkerView& w = *workers[slot];
-      if (Excluded(w, q)) continue;
-      if (w.roles().prefill && !NamedAway(w, q.prefill_worker) && w.Holds(q.prompt_tokens, 1)) {
-        const double seconds = w.QueuedSeconds(now) + w.Prefill(q.prompt_tokens - Cached(slot, q), Cached(slot, q));
-        if (w.CreditsLeft() > 0) {
-          writers.Offer({slot, seconds, rng.Next()});
-        } else {
-          blocked->no_credit = true;
-          blocked->soonest = std::min(blocked->soonest, std::max(kRetrySoon, FromSeconds(w.QueuedSeconds(now))));
-        }
-      }
-      const bool reader = w.roles().decode && !NamedAway(w, q.decode_worker) &&
-                          (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id));
-      if (reader && w.Holds(q.prompt_tokens, q.answer_tokens)) {
-        double step = 0;
-        readers.Offer({slot, DecodeSeconds(w, q, now, &step), rng.Next()});
-      }
+void Router::State::ScanWorkers(const PlaceQuery& q, TimePoint now, const Better& better) {
+  scan.anyone_holds = scan.no_credit = false;
+  scan.soonest = kRetryLater;
+  scan.writers.resize(classes.size());
+  scan.readers.resize(classes.size());
+  for (Shortlist& s : scan.writers) s.clear();
+  for (Shortlist& s : scan.readers) s.clear();
+  scan.local = {};
+  const bool pairs = q.hint != PlacementHint::kColocated, locals = q.hint != PlacementHint::kDisaggregated;
+  for (uint32_t slot = 0; slot < workers.size(); ++slot) {
+    if (!workers[slot]) continue;
+    const WorkerView& w = *workers[slot];
+    const bool holds = w.Holds(q.prompt_tokens, q.answer_tokens);
+    scan.anyone_holds |= holds;
+    if (Excluded(w, q)) continue;
+    const bool writer = pairs && w.roles.prefill && !NamedAway(w, q.prefill_worker) && w.Holds(q.prompt_tokens, 1);
+    const bool decodes = w.roles.decode && holds && !NamedAway(w, q.decode_worker);
+    if (!writer && !decodes) continue;
+    const double queued = w.QueuedSeconds(now);
+    const uint32_t cached = Cached(slot, q);
+    const double prefill = w.Prefill(q.prompt_tokens - cached, cached);
+    const bool credit = w.CreditsLeft() > 0;
+    if (!credit && (writer || locals)) {
+      scan.no_credit = true;
+      scan.soonest = std::min(scan.soonest, std::max(kRetrySoon, FromSeconds(queued)));
     }
-    for (const Candidate& p : writers.all()) {
+    if (writer && credit) scan.writers[w.compatibility].Offer({slot, queued + prefill}, better);
+    if (!decodes) continue;
+    double step = 0;
+    const double decode = DecodeSeconds(w, q, now, &step);
+    if (pairs && (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id))) {
+      scan.readers[w.compatibility].Offer({slot, decode}, better);
+    }
+    // A prompt computed here holds up every answer that runs here.
+    const double disturbed = 0.1 * (w.running + w.inbound_sequences) * prefill;
+    const Candidate here{slot, decode + prefill + disturbed};
+    if (locals && credit && (scan.local.seconds == kInfinity || better(here, scan.local))) scan.local = here;
+  }
+}
+
+Router::State::Choice Router::State::BestPair(const PlaceQuery& q, TimePoint now, const Better& better) {
+  Choice best;
+  Candidate best_p, best_d;
+  for (size_t cls = 0; cls < classes.size(); ++cls) {
+    for (const Candidate& p : scan.writers[cls].all()) {
       const uint32_t cached = Cached(p.slot, q);
       const double prefill = workers[p.slot]->Prefill(q.prompt_tokens - cached, cached);
-      for (const Candidate& d : readers.all()) {
+      for (const Candidate& d : scan.readers[cls].all()) {
         if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
         const double exposed = Exposed(*workers[d.slot], Cached(d.slot, q), prefill, q);
         const double score = p.seconds + exposed + d.seconds;
         if (score > best.score) continue;
-        if (score == best.score && rng.Chance(0.5)) continue;
+        if (score == best.score && !(better(p, best_p) || (p.slot == best_p.slot && better(d, best_d)))) continue;
+        best_p = p;
+        best_d = d;
         best.score = score;
-        Placement& out = best.placement;
-        out.mode = Placement::Mode::kDisaggregated;
-        out.prefill = workers[p.slot]->id;
-        out.decode = workers[d.slot]->id;
-        out.ttft_seconds = p.seconds;
-        out.exposed_seconds = exposed;
-        out.cached_tokens = cached;
-        DecodeSeconds(*workers[d.slot], q, now, &out.step_seconds);
+        best.placement.exposed_seconds = exposed;
+        best.placement.cached_tokens = cached;
       }
     }
   }
+  if (best.score == kInfinity) return best;
+  Placement& out = best.placement;
+  out.mode = Placement::Mode::kDisaggregated;
+  out.prefill = workers[best_p.slot]->id;
+  out.decode = workers[best_d.slot]->id;
+  out.ttft_seconds = best_p.seconds;
+  DecodeSeconds(*workers[best_d.slot], q, now, &out.step_seconds);
   return best;
 }
 
-Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint now, Blocked* blocked) {
+Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint now) {
   Choice best;
-  Candidate winner;
-  for (uint32_t slot = 0; slot < workers.size(); ++slot) {
-    if (!workers[slot]) continue;
-    const WorkerView& w = *workers[slot];
-    if (Excluded(w, q) || !w.roles().decode || NamedAway(w, q.decode_worker)) continue;
-    if (!w.Holds(q.prompt_tokens, q.answer_tokens)) continue;
-    if (w.CreditsLeft() == 0) {
-      blocked->no_credit = true;
-      blocked->soonest = std::min(blocked->soonest, std::max(kRetrySoon, FromSeconds(w.QueuedSeconds(now))));
-      continue;
-    }
-    const uint32_t cached = Cached(slot, q);
-    const double prefill = w.Prefill(q.prompt_tokens - cached, cached);
-    double step = 0;
-    // A prompt computed here holds up every answer that runs here.
-    const double disturbed = 0.1 * (w.heartbeat.running + w.inbound_sequences) * prefill;
-    const Candidate c{slot, DecodeSeconds(w, q, now, &step) + prefill + disturbed, rng.Next()};
-    if (!Better(c, winner)) continue;
-    winner = c;
-    best.score = c.seconds;
-    Placement& out = best.placement;
-    out.mode = Placement::Mode::kLocal;
-    out.prefill = WorkerId{};
-    out.decode = w.id;
-    out.ttft_seconds = w.QueuedSeconds(now) + prefill;
-    out.step_seconds = step;
-    out.cached_tokens = cached;
-  }
+  best.score = scan.local.seconds;
+  if (best.score == kInfinity) return best;
+  const WorkerView& w = *workers[scan.local.slot];
+  const uint32_t cached = Cached(scan.local.slot, q);
+  Placement& out = best.placement;
+  out.mode = Placement::Mode::kLocal;
+  out.decode = w.id;
+  out.ttft_seconds = w.QueuedSeconds(now) + w.Prefill(q.prompt_tokens - cached, cached);
+  out.cached_tokens = cached;
+  DecodeSeconds(w, q, now, &out.step_seconds);
   return best;
 }
 
-bool Router::State::AnyoneHolds(const PlaceQuery& q) const {
-  return std::any_of(workers.begin(), workers.end(),
-                     [&](const auto& w) { return w && w->Holds(q.prompt_tokens, q.answer_tokens); });
+Refusal Router::Refuse(const PlaceQuery& query) const {
+  const State& s = *state_;
+  if (!s.slot_of.empty() && !s.scan.anyone_holds) {
+    const uint64_t total = uint64_t{query.prompt_tokens} + query.answer_tokens;
+    return {Refusal::Why::kNeverFits,
+            InvalidArgumentError("prompt of " + std::to_string(query.prompt_tokens) + " tokens plus max_tokens " +
+                                 std::to_string(query.answer_tokens) + " is " + std::to_string(total) +
+                                 " tokens: the largest worker here holds " + std::to_string(LargestRequest())),
+            {}};
+  }
+  if (s.scan.no_credit) {
+    return {Refusal::Why::kNoCredit, ResourceExhaustedError("every fit worker has as much work as it admits"),
+            s.scan.soonest};
+  }
+  const bool asked =
+      query.hint != PlacementHint::kAuto || !query.prefill_worker.empty() || !query.decode_worker.empty();
+  if (asked && !s.slot_of.empty()) {
+    return {Refusal::Why::kNotAllowed,
+            UnavailableError("no live workers fit the placement that was asked for (mode, prefill_worker \"" +
+                             query.prefill_worker + "\", decode_worker \"" + query.decode_worker + "\")"),
+            kRetryLater};
+  }
+  return {Refusal::Why::kNoWorker,
+          UnavailableError("no live worker admits requests (" + std::to_string(s.slot_of.size()) +
+                           " connected): a decode worker is needed"),
+          kRetryLater};
 }
 
 std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoint now) {
   State& s = *state_;
   BATON_CHECK(query.prompt_tokens > 0);
-  const uint64_t total = uint64_t{query.prompt_tokens} + query.answer_tokens;
-  if (!s.slot_of.empty() && !s.AnyoneHolds(query)) {
-    return Refusal{Refusal::Why::kNeverFits,
-                   InvalidArgumentError("prompt of " + std::to_string(query.prompt_tokens) + " tokens plus max_tokens " +
-                                        std::to_string(query.answer_tokens) + " is " + std::to_string(total) +
-                                        " tokens: the largest worker here holds " + std::to_string(LargestRequest())),
-                   {}};
-  }
+  const Better better{s.rng.Next()};
   s.MatchPrefixes(query);
-  State::Blocked blocked;
-  State::Choice pair, local;
-  if (query.hint != PlacementHint::kColocated) pair = s.BestPair(query, now, &blocked);
-  if (query.hint != PlacementHint::kDisaggregated) local = s.BestLocal(query, now, &blocked);
+  s.ScanWorkers(query, now, better);
+  if (!s.scan.anyone_holds) return Refuse(query);
+  State::Choice pair = s.BestPair(query, now, better), local = s.BestLocal(query, now);
 
   const bool has_pair = pair.score < kInfinity, has_local = local.score < kInfinity;
-  if (!has_pair && !has_local) {
-    if (blocked.no_credit) {
-      return Refusal{Refusal::Why::kNoCredit, ResourceExhaustedError("every fit worker has as much work as it admits"),
-                     blocked.soonest};
-    }
-    const bool asked = query.hint != PlacementHint::kAuto || !query.prefill_worker.empty() || !query.decode_worker.empty();
-    if (asked && !s.slot_of.empty()) {
-      return Refusal{Refusal::Why::kNotAllowed,
-                     UnavailableError("no live workers fit the placement that was asked for (mode, prefill_worker \"" +
-                                      query.prefill_worker + "\", decode_worker \"" + query.decode_worker + "\")"),
-                     kRetryLater};
-    }
-    return Refusal{Refusal::Why::kNoWorker,
-                   UnavailableError("no live worker admits requests (" + std::to_string(s.slot_of.size()) +
-                                    " connected): a decode worker is needed"),
-                   kRetryLater};
-  }
+  if (!has_pair && !has_local) return Refuse(query);
   if (!has_pair) {
     local.placement.why = query.hint == PlacementHint::kColocated ? Placement::Why::kAsked : Placement::Why::kNoPrefill;
     return local.placement;
   }
   if (!has_local) {
-    pair.placement.why = query.hint == PlacementHint::kDisaggregated ? Placement::Why::kAsked : Placement::Why::kPredicted;
+    pair.placement.why =
+        query.hint == PlacementHint::kDisaggregated ? Placement::Why::kAsked : Placement::Why::kPredicted;
     return pair.placement;
   }
   if (query.prompt_tokens - local.placement.cached_tokens <= s.options.local_below_tokens &&
@@ -359,23 +370,22 @@ std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoin
     return local.placement;
   }
   // A worker that prefills anyway takes prompts on its merits; a dedicated decode worker only when it pays.
-  const bool dedicated = !s.Find(local.placement.decode)->roles().prefill;
-  const double margin = dedicated ? Seconds(s.options.local_margin) +
-                                        s.options.local_margin_fraction * pair.placement.ttft_seconds
-                                  : 0;
+  const bool dedicated = !s.Find(local.placement.decode)->roles.prefill;
+  const double margin =
+      dedicated ? Seconds(s.options.local_margin) + s.options.local_margin_fraction * pair.placement.ttft_seconds : 0;
   return local.score + margin <= pair.score ? local.placement : pair.placement;
 }
 
 bool Router::HasCredit() const {
   return std::any_of(state_->workers.begin(), state_->workers.end(), [](const auto& w) {
-    return w && !w->heartbeat.draining && w->CreditsLeft() > 0 && (w->roles().prefill || w->roles().decode);
+    return w && !w->draining && w->CreditsLeft() > 0 && (w->roles.prefill || w->roles.decode);
   });
 }
 
 uint64_t Router::LargestRequest() const {
   uint64_t largest = 0;
   for (const auto& w : state_->workers) {
-    if (w) largest = std::max(largest, w->Capacity());
+    if (w) largest = std::max(largest, w->capacity);
   }
   return largest;
 }
@@ -402,7 +412,7 @@ void Router::Dispatched(ChildId child, Epoch epoch, const Placement& placement, 
     if (prefills) out.seconds = w.Prefill(query.prompt_tokens - placement.cached_tokens, placement.cached_tokens);
     out.sequences = decodes ? 1 : 0;
     out.tokens = decodes ? query.prompt_tokens : 0;
-    out.blocks = w.hello.layout.BlocksFor(uint64_t{query.prompt_tokens} + (decodes ? blocks_ahead : 0));
+    out.blocks = w.BlocksFor(uint64_t{query.prompt_tokens} + (decodes ? blocks_ahead : 0));
     return out;
   };
   if (WorkerView* w = s.Find(pair ? placement.prefill : placement.decode)) {
@@ -460,15 +470,15 @@ std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
     one.id = id;
     one.process = w.hello.self.process;
     one.address = w.hello.self.address;
-    one.roles = w.roles();
+    one.roles = w.roles;
     one.model = w.hello.model.name;
     one.layout = w.hello.layout;
-    one.draining = w.heartbeat.draining;
+    one.draining = w.draining;
     one.heard_ago = now - w.heard;
     one.heartbeat = w.heartbeat;
     one.num_blocks = w.hello.num_blocks;
     one.max_context_tokens = w.hello.max_context_tokens;
-    one.credits = w.hello.submit_credits;
+    one.credits = w.credits;
     one.credits_used = w.credits_used;
     one.cached_pages = state_->holders.pages_of(slot);
     one.cache_known = w.cache_known;
@@ -479,10 +489,14 @@ std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
 
 std::string_view Name(Placement::Why why) {
   switch (why) {
-    case Placement::Why::kPredicted: return "predicted";
-    case Placement::Why::kShortPrompt: return "short prompt";
-    case Placement::Why::kNoPrefill: return "no prefill worker";
-    case Placement::Why::kAsked: return "asked for";
+    case Placement::Why::kPredicted:
+      return "predicted";
+    case Placement::Why::kShortPrompt:
+      return "short prompt";
+    case Placement::Why::kNoPrefill:
+      return "no prefill worker";
+    case Placement::Why::kAsked:
+      return "asked for";
   }
   return "unknown";
 }

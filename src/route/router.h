@@ -31,7 +31,7 @@ namespace baton {
 enum class WorkerId : uint64_t {};
 
 struct RouterOptions {
-  uint64_t seed = 1;              // breaks ties
+  uint64_t seed = 1;  // breaks ties
   // An uncached prompt of at most that many tokens is prefilled where it is decoded.
   uint32_t local_below_tokens = 16;
   // A dedicated decode worker prefills locally only when that is predicted faster by more than this.
@@ -65,10 +65,10 @@ struct PlaceQuery {
 struct Placement {
   enum class Mode : uint8_t { kDisaggregated, kLocal };
   enum class Why : uint8_t {
-    kPredicted,      // the least predicted seconds
-    kShortPrompt,    // too little uncached to be worth a hand-off
-    kNoPrefill,      // no prefill worker is fit
-    kAsked,          // the client's hint
+    kPredicted,    // the least predicted seconds
+    kShortPrompt,  // too little uncached to be worth a hand-off
+    kNoPrefill,    // no prefill worker is fit
+    kAsked,        // the client's hint
   };
   Mode mode = Mode::kLocal;
   WorkerId prefill{};  // kDisaggregated only
@@ -105,7 +105,7 @@ struct WorkerSnapshot {
   Heartbeat heartbeat;
   std::vector<uint32_t> num_blocks;
   uint32_t max_context_tokens = 0;
-  uint32_t credits = 0;       // granted
+  uint32_t credits = 0;  // granted
   uint32_t credits_used = 0;
   uint64_t cached_pages = 0;  // known from its cache events
   bool cache_known = false;   // false: waiting for a snapshot
@@ -150,6 +150,7 @@ class Router {
 
  private:
   struct State;
+  Refusal Refuse(const PlaceQuery& query) const;  // after Place found nobody
   std::unique_ptr<State> state_;
 };
 

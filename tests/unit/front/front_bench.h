@@ -108,7 +108,8 @@ class FrontBench {
   // A worker says something. Every worker message carries a heartbeat.
   void Say(LinkId link, ChildEvent event) { Do(FromWorker{link, BatchOf(link, {std::move(event)})}); }
   void Beat(LinkId link) { Do(FromWorker{link, BatchOf(link, {})}); }
-  void Token(LinkId link, ChildId child, Epoch epoch, uint32_t index, TokenId id, FinishReason f = FinishReason::kNone) {
+  void Token(LinkId link, ChildId child, Epoch epoch, uint32_t index, TokenId id,
+             FinishReason f = FinishReason::kNone) {
     Say(link, TokenEvent{child, epoch, index, {id, 0, {}}, f});
   }
   WorkerBatch BatchOf(LinkId link, std::vector<ChildEvent> events) {

@@ -24,11 +24,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 struct Faults {
-  bool deaths = false;       // workers die, come back as a new incarnation
-  bool cuts = false;         // sessions break, the same incarnation dials again
-  bool handoffs = false;     // hand-offs fail for every reason
-  bool liars = false;        // tokens are lost, repeated, replayed wrongly; answers end where they should not
-  bool refusals = false;     // commands are refused
+  bool deaths = false;    // workers die, come back as a new incarnation
+  bool cuts = false;      // sessions break, the same incarnation dials again
+  bool handoffs = false;  // hand-offs fail for every reason
+  bool liars = false;     // tokens are lost, repeated, replayed wrongly; answers end where they should not
+  bool refusals = false;  // commands are refused
 };
 
 // The one right answer, from the seed alone.
@@ -79,7 +79,8 @@ RightAnswer AnswerOf(uint64_t seed, const StopRules& stop, const std::vector<std
 
 class World {
  public:
-  World(uint64_t seed, Faults faults, Rules rules = {}) : rng_(seed), faults_(faults), front_(Options(seed, rules), &tokenizer_, nullptr) {
+  World(uint64_t seed, Faults faults, Rules rules = {})
+      : rng_(seed), faults_(faults), front_(Options(seed, rules), &tokenizer_, nullptr) {
     const int prefill = 1 + static_cast<int>(rng_.Below(2)), decode = 1 + static_cast<int>(rng_.Below(3));
     for (int i = 0; i < prefill; ++i) AddName("p" + std::to_string(i), true, rng_.Chance(0.2));
     for (int i = 0; i < decode; ++i) AddName("d" + std::to_string(i), rng_.Chance(0.2), true);
@@ -224,7 +225,10 @@ class World {
     link_owner_.erase(w.link);
     w.held.clear();  // its children are leased by the session (L7)
     Up(i, WorkerDown{w.link, UnavailableError("cut")});
-    if (w.alive) At(Micros(50000), [this, i, start = w.start] { if (names_[i].w.start == start && names_[i].w.alive) Dial(i); });
+    if (w.alive)
+      At(Micros(50000), [this, i, start = w.start] {
+        if (names_[i].w.start == start && names_[i].w.alive) Dial(i);
+      });
   }
 
   // ---- commands ----
@@ -318,7 +322,8 @@ class World {
         return false;
       }
       if (kind == 1) Say(i, TokenEvent{child, h->epoch, index, {id, 0, {}}, finish});  // twice
-      if (kind == 2 && index > 0 && !h->lost) Say(i, TokenEvent{child, h->epoch, index - 1, {id ^ 1, 0, {}}, FinishReason::kNone});
+      if (kind == 2 && index > 0 && !h->lost)
+        Say(i, TokenEvent{child, h->epoch, index - 1, {id ^ 1, 0, {}}, FinishReason::kNone});
       if (kind == 3 && !over) {
         Say(i, TokenEvent{child, h->epoch, index, {id, 0, {}}, FinishReason::kStop});
         return true;
@@ -383,7 +388,8 @@ class World {
     c.request.seed = rng_.Next();
     c.request.want_token_ids = true;
     c.request.ignore_eos = rng_.Chance(0.3);
-    if (rng_.Chance(0.3)) c.request.min_tokens = static_cast<int64_t>(rng_.Below(static_cast<uint64_t>(*c.request.max_tokens)));
+    if (rng_.Chance(0.3))
+      c.request.min_tokens = static_cast<int64_t>(rng_.Below(static_cast<uint64_t>(*c.request.max_tokens)));
     if (rng_.Chance(0.5)) c.request.stop = {"abca", "dd", "cbd"};
     if (rng_.Chance(0.2)) c.request.stop_token_ids = {'d'};
     if (rng_.Chance(0.1)) c.request.priority = 3;
@@ -415,7 +421,8 @@ class World {
       if (it == link_owner_.end()) continue;
       Worker& w = names_[it->second].w;
       w.down_free = std::max(w.down_free, now_ + Micros(2000));
-      events_.emplace(std::pair(w.down_free, ++order_), [this, link = link, command = command] { Arrive(link, command); });
+      events_.emplace(std::pair(w.down_free, ++order_),
+                      [this, link = link, command = command] { Arrive(link, command); });
     }
     EXPECT_TRUE(out.close.empty() || faults_.deaths || faults_.cuts);
   }
@@ -445,9 +452,7 @@ class World {
   // Commands obey the protocol: epochs of a child only rise.
   void Watch(LinkId link, const FrontCommand& command) {
     (void)link;
-    const auto placed = [this](const RequestPtr& request, Epoch epoch) {
-      EXPECT_EQ(epoch, ++epochs_[request->id]);
-    };
+    const auto placed = [this](const RequestPtr& request, Epoch epoch) { EXPECT_EQ(epoch, ++epochs_[request->id]); };
     if (const auto* p = std::get_if<PrefillCommand>(&command)) placed(p->request, p->epoch);
     if (const auto* d = std::get_if<DecodeCommand>(&command)) placed(d->request, d->epoch);
   }

@@ -221,10 +221,22 @@ TEST(Front, EveryWrongFieldIsRefusedWithItsNameItsValueAndTheLimit) {
       {"sampling.top_k", "-1", Code::kInvalidArgument, [](auto* r) { r->top_k = -1; }},
       {"sampling.n", "0", Code::kInvalidArgument, [](auto* r) { r->n = 0; }},
       {"sampling.n", "above 1", Code::kUnimplemented, [](auto* r) { r->n = 2; }},
-      {"sampling.logit_bias", "258", Code::kInvalidArgument, [](auto* r) { r->logit_bias = {{258, 1.0}}; }},
-      {"sampling.logit_bias", "-1", Code::kInvalidArgument, [](auto* r) { r->logit_bias = {{-1, 1.0}}; }},
-      {"sampling.logit_bias", "nan", Code::kInvalidArgument, [](auto* r) { r->logit_bias = {{1, NAN}}; }},
-      {"sampling.logit_bias", "twice", Code::kInvalidArgument, [](auto* r) { r->logit_bias = {{1, 1.0}, {1, 2.0}}; }},
+      {"sampling.logit_bias", "258", Code::kInvalidArgument,
+       [](auto* r) {
+         r->logit_bias = {{258, 1.0}};
+       }},
+      {"sampling.logit_bias", "-1", Code::kInvalidArgument,
+       [](auto* r) {
+         r->logit_bias = {{-1, 1.0}};
+       }},
+      {"sampling.logit_bias", "nan", Code::kInvalidArgument,
+       [](auto* r) {
+         r->logit_bias = {{1, NAN}};
+       }},
+      {"sampling.logit_bias", "twice", Code::kInvalidArgument,
+       [](auto* r) {
+         r->logit_bias = {{1, 1.0}, {1, 2.0}};
+       }},
       {"output.logprobs", "21", Code::kInvalidArgument, [](auto* r) { r->logprobs = 21; }},
       {"stopping.max_tokens", "0", Code::kInvalidArgument, [](auto* r) { r->max_tokens = 0; }},
       {"stopping.max_tokens", "1000000", Code::kInvalidArgument, [](auto* r) { r->max_tokens = 1000000; }},
@@ -233,20 +245,29 @@ TEST(Front, EveryWrongFieldIsRefusedWithItsNameItsValueAndTheLimit) {
       {"stopping.stop", "", Code::kInvalidArgument, [](auto* r) { r->stop = {""}; }},
       {"stopping.stop", "17", Code::kInvalidArgument, [](auto* r) { r->stop.assign(17, "x"); }},
       {"stopping.stop_token_ids", "999", Code::kInvalidArgument, [](auto* r) { r->stop_token_ids = {999}; }},
-      {"token_ids[1]", "258", Code::kInvalidArgument, [](auto* r) { r->prompt = TokenPrompt{{1, 258}}; }},
+      {"token_ids[1]", "258", Code::kInvalidArgument,
+       [](auto* r) {
+         r->prompt = TokenPrompt{{1, 258}};
+       }},
       {"token_ids[0]", "-1", Code::kInvalidArgument, [](auto* r) { r->prompt = TokenPrompt{{-1}}; }},
       {"token_ids", "empty", Code::kInvalidArgument, [](auto* r) { r->prompt = TokenPrompt{}; }},
       {"prompt", "empty", Code::kInvalidArgument, [](auto* r) { r->prompt = TextPrompt{}; }},
       {"prompt", "one of", Code::kInvalidArgument, [](auto* r) { r->prompt = std::monostate{}; }},
       {"prompt", "1024", Code::kInvalidArgument, [](auto* r) { r->prompt = TextPrompt{std::string(1024, 'x')}; }},
       {"text", "", Code::kInvalidArgument, [](auto* r) { r->prompt = TextPrompt{"\xff"}; }},
-      {"chat", "no chat template", Code::kFailedPrecondition, [](auto* r) { r->prompt = ChatPrompt{{{"user", "x", ""}}}; }},
+      {"chat", "no chat template", Code::kFailedPrecondition,
+       [](auto* r) {
+         r->prompt = ChatPrompt{{{"user", "x", ""}}};
+       }},
       {"model", "\"tiny\"", Code::kNotFound, [](auto* r) { r->model = "huge"; }},
       {"request_id", "129", Code::kInvalidArgument, [](auto* r) { r->request_id.assign(129, 'i'); }},
       {"cache.salt", "257", Code::kInvalidArgument, [](auto* r) { r->cache_salt.assign(257, 's'); }},
       {"priority", "1001", Code::kInvalidArgument, [](auto* r) { r->priority = 1001; }},
       {"deadline", "", Code::kDeadlineExceeded, [](auto* r) { r->deadline = Duration(-1); }},
-      {"sampling.min_p, media", "", Code::kUnimplemented, [](auto* r) { r->unsupported = {"sampling.min_p", "media"}; }},
+      {"sampling.min_p, media", "", Code::kUnimplemented,
+       [](auto* r) {
+         r->unsupported = {"sampling.min_p", "media"};
+       }},
   };
   for (const Case& c : cases) {
     FrontBench b;
@@ -596,6 +617,20 @@ TEST(FrontL8, ARequestThatRanOnTwoWorkersThatDiedIsPoisonAndNotTriedAgain) {
   }
 }
 
+TEST(FrontL8, AWorkerThatIsStartedAgainAndDiesAgainCountsTwiceHoweverSoon) {
+  FrontBench b;
+  LinkId w = b.Up(HelloOf("w", true, true, 1));
+  const ClientHandle client = b.Submit("hello", 8);
+  const ChildId child = b.front.ChildOf(client);
+  b.Token(w, child, 1, 0, 'a');
+  b.Down(w);
+  w = b.Up(HelloOf("w", true, true, 2));
+  b.Token(w, child, 2, 1, 'b');
+  b.Down(w);
+  EXPECT_EQ(OnlyFailure(b, client).reason, "POISON");
+  EXPECT_EQ(OnlyFailure(b, client).status.code(), Code::kInternal);
+}
+
 TEST(FrontL8, ADeathIsTakenBackWhenTheSameIncarnationReturns) {
   FrontBench b;
   const LinkId a = b.Up("a", true, true);
@@ -640,6 +675,11 @@ TEST(Front, EachRuleThatATestSwitchesOffIsReallyOff) {
     Pair b(without(Rule::kL1));
     b.Start();
     EXPECT_EQ(b.front.NextTimer(), b.now + seconds(3)) << "only the workers' heartbeats have a limit";
+  }
+  {
+    Pair b(without(Rule::kL4));
+    b.Pass(seconds(60));
+    EXPECT_EQ(b.front.Snapshot(b.now).workers.size(), 2u) << "silent, and nobody minds";
   }
   {
     Pair b(without(Rule::kL6));

@@ -94,7 +94,15 @@ TEST(Router, AReportGrowsOldAndItsWorkIsTakenAsDoneInTheMeantime) {
   Cluster c;
   const WorkerId p0 = c.Add("p0", true, false, seconds(3));
   c.Add("d", false, true);
-  c.router.OnHeartbeat(p0, [] { Heartbeat b; b.roles = {true, false}; b.queued_work = seconds(3); return b; }(), kNow);
+  c.router.OnHeartbeat(
+      p0,
+      [] {
+        Heartbeat b;
+        b.roles = {true, false};
+        b.queued_work = seconds(3);
+        return b;
+      }(),
+      kNow);
   const WorkerHello h = HelloOf("p1", true, false);
   const WorkerId p1 = c.router.AddWorker(h, kNow + milliseconds(2900));
   Heartbeat b = Idle(h);
@@ -123,7 +131,8 @@ TEST(Router, ABurstBetweenTwoHeartbeatsIsSpread) {
 TEST(Router, TheLedgerIsEmptyAgainAfterEveryEnd) {
   Rng rng(5);
   Cluster c;
-  std::vector<WorkerId> ids = {c.Add("p0", true, false), c.Add("p1", true, true), c.Add("d0", false, true), c.Add("d1", false, true)};
+  std::vector<WorkerId> ids = {c.Add("p0", true, false), c.Add("p1", true, true), c.Add("d0", false, true),
+                               c.Add("d1", false, true)};
   std::vector<uint64_t> open;
   TimePoint now = kNow;
   for (uint64_t i = 1; i < 4000; ++i) {
@@ -274,10 +283,12 @@ TEST(Router, CacheEventsWithAGapAreNotBelievedUntilASnapshot) {
   Cluster c;
   const WorkerId w = c.Add("w", true, true);
   const auto chain = Chain(1, 4);
-  EXPECT_FALSE(c.router.OnCacheEvents(w, {.sequence = 1, .snapshot = false, .stored = chain, .removed = {}})) << "no snapshot yet";
+  EXPECT_FALSE(c.router.OnCacheEvents(w, {.sequence = 1, .snapshot = false, .stored = chain, .removed = {}}))
+      << "no snapshot yet";
   EXPECT_TRUE(c.router.OnCacheEvents(w, {.sequence = 2, .snapshot = true, .stored = chain, .removed = {}}));
   EXPECT_EQ(c.router.Snapshot(kNow)[0].cached_pages, 4u);
-  EXPECT_TRUE(c.router.OnCacheEvents(w, {.sequence = 0, .snapshot = false, .stored = {}, .removed = {}})) << "nothing changed";
+  EXPECT_TRUE(c.router.OnCacheEvents(w, {.sequence = 0, .snapshot = false, .stored = {}, .removed = {}}))
+      << "nothing changed";
   EXPECT_TRUE(c.router.OnCacheEvents(w, {.sequence = 3, .snapshot = false, .stored = {}, .removed = {chain[3]}}));
   EXPECT_EQ(c.router.Snapshot(kNow)[0].cached_pages, 3u);
   EXPECT_FALSE(c.router.OnCacheEvents(w, {.sequence = 5, .snapshot = false, .stored = chain, .removed = {}}));
@@ -367,8 +378,10 @@ struct Oracle {
   }
   double Pair(const Facts& p, const Facts& d) const {
     const double prefill = Prefill(p, Cached(p));
-    const double wire = (q.prompt_tokens - Cached(d)) * double(d.hello.layout.BytesPerToken()) / o.link_bytes_per_second;
-    return Seconds(p.beat.queued_work) + prefill + o.link_latency_seconds + std::max(wire - prefill * 3 / 4, wire / 4) + Decode(d);
+    const double wire =
+        (q.prompt_tokens - Cached(d)) * double(d.hello.layout.BytesPerToken()) / o.link_bytes_per_second;
+    return Seconds(p.beat.queued_work) + prefill + o.link_latency_seconds + std::max(wire - prefill * 3 / 4, wire / 4) +
+           Decode(d);
   }
 };
 
