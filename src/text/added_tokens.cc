@@ -79,7 +79,8 @@ void AddedTokenMatcher::Build(uint32_t node, size_t from, size_t to, size_t dept
     edges_.push_back({static_cast<uint8_t>(tokens_[g.from].text[depth]), static_cast<uint32_t>(nodes_.size())});
     nodes_.emplace_back();
   }
-  for (size_t i = 0; i < groups.size(); ++i) Build(edges_[first_edge + i].node, groups[i].from, groups[i].to, depth + 1);
+  for (size_t i = 0; i < groups.size(); ++i)
+    Build(edges_[first_edge + i].node, groups[i].from, groups[i].to, depth + 1);
 }
 
 const AddedToken* AddedTokenMatcher::MatchAt(const MarkedRuns& text, size_t at) const {

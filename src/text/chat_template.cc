@@ -16,7 +16,7 @@ using jinja::Value;
 
 // Roles that templates spell into their tags ("<|" ~ role ~ "|>"). Such a role is one of these constants, not a
 // client's text.
-constexpr std::array<std::string_view, 7> kKnownRoles = {"system",   "user", "assistant", "tool",
+constexpr std::array<std::string_view, 7> kKnownRoles = {"system",   "user",      "assistant", "tool",
                                                          "function", "developer", "ipython"};
 
 StatusOr<Value> MessageValue(const ChatMessage& message, size_t index) {

@@ -32,10 +32,10 @@ struct ChatMessage {
 
 struct RenderOptions {
   bool add_generation_prompt = true;
-  std::string bos_token;  // trusted text
-  std::string eos_token;  // trusted text
-  std::string tools_json;   // a JSON array, or "": `tools` is none
-  std::string kwargs_json;  // a JSON object of further variables, or ""; may not name messages, tools, bos_token ...
+  std::string bos_token;       // trusted text
+  std::string eos_token;       // trusted text
+  std::string tools_json;      // a JSON array, or "": `tools` is none
+  std::string kwargs_json;     // a JSON object of further variables, or ""; may not name messages, tools, bos_token ...
   std::optional<int64_t> now;  // seconds since 1970 UTC, for strftime_now; absent: a template that asks is refused
   uint64_t max_steps = 2'000'000;           // evaluated nodes plus 1 per 64 bytes or item made
   uint64_t max_output_bytes = 16ull << 20;  // also of any string made on the way

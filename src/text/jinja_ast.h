@@ -16,7 +16,8 @@ struct Expression;
 using ExpressionPtr = std::unique_ptr<Expression>;
 
 enum class Op : uint8_t {
-  kConstant, kName,
+  kConstant,
+  kName,
   kAttribute,  // args[0].name
   kItem,       // args[0][args[1]]
   kSlice,      // args[0][args[1]:args[2]:args[3]], null where left out
@@ -24,13 +25,32 @@ enum class Op : uint8_t {
   kMethod,     // args[0].name(...)
   kFilter,     // args[0] | builtin(...)
   kTest,       // args[0] is builtin(...)
-  kNot, kNegative, kPositive, kAnd, kOr,
-  kAdd, kSubtract, kMultiply, kDivide, kFloorDivide, kModulo, kPower, kConcatenate,
-  kEqual, kUnequal, kLess, kLessEqual, kGreater, kGreaterEqual, kIn, kNotIn,
-  kCompare,    // args[0], then chained: each further one compares its args[0] with the one before
-  kTernary,    // args[0] if args[1] else args[2]; args[2] may be null
-  kList, kTuple,
-  kDict,       // args: key, value, key, value ...
+  kNot,
+  kNegative,
+  kPositive,
+  kAnd,
+  kOr,
+  kAdd,
+  kSubtract,
+  kMultiply,
+  kDivide,
+  kFloorDivide,
+  kModulo,
+  kPower,
+  kConcatenate,
+  kEqual,
+  kUnequal,
+  kLess,
+  kLessEqual,
+  kGreater,
+  kGreaterEqual,
+  kIn,
+  kNotIn,
+  kCompare,  // args[0], then chained: each further one compares its args[0] with the one before
+  kTernary,  // args[0] if args[1] else args[2]; args[2] may be null
+  kList,
+  kTuple,
+  kDict,  // args: key, value, key, value ...
 };
 
 struct Expression {
@@ -49,7 +69,7 @@ using Body = std::vector<Statement>;
 // Where a value goes: a variable, a member of a namespace, or several of them.
 struct Target {
   std::string name;
-  std::string member;  // "" for a variable
+  std::string member;         // "" for a variable
   std::vector<Target> parts;  // a tuple, if any
 };
 

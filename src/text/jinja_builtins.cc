@@ -101,9 +101,12 @@ StatusOr<Value> GetItem(const Value& subject, const Value& key) {
 
 StatusOr<List> Items(Evaluator& e, const Value& v) {
   switch (v.kind()) {
-    case Kind::kUndefined: return List{};
+    case Kind::kUndefined:
+      return List{};
     case Kind::kList:
-    case Kind::kTuple: BATON_RETURN_IF_ERROR(e.Charge(v.list().size())); return v.list();
+    case Kind::kTuple:
+      BATON_RETURN_IF_ERROR(e.Charge(v.list().size()));
+      return v.list();
     case Kind::kDict: {
       BATON_RETURN_IF_ERROR(e.Charge(v.dict().size()));
       List keys;
@@ -116,13 +119,15 @@ StatusOr<List> Items(Evaluator& e, const Value& v) {
       for (MarkedText& c : Characters(v.text())) characters.push_back(Value::Text(std::move(c)));
       return characters;
     }
-    default: return NotFor("iteration", v);
+    default:
+      return NotFor("iteration", v);
   }
 }
 
 StatusOr<bool> Contains(const Value& container, const Value& item) {
   switch (container.kind()) {
-    case Kind::kUndefined: return false;
+    case Kind::kUndefined:
+      return false;
     case Kind::kText:
       if (!item.is(Kind::kText)) return NotFor("in a text", item);
       return container.text().text.find(item.text().text) != std::string::npos;
@@ -132,7 +137,8 @@ StatusOr<bool> Contains(const Value& container, const Value& item) {
                          [&](const Value& v) { return Equal(v, item); });
     case Kind::kDict:
       return item.is(Kind::kText) && FindMember(container.dict(), item.text().text) != nullptr;
-    default: return NotFor("in", container);
+    default:
+      return NotFor("in", container);
   }
 }
 
@@ -154,16 +160,14 @@ Result Member(const Value& v, const Value& path) {
   return at;
 }
 
-Value FoldCase(const Value& v) {
-  return v.is(Kind::kText) ? Value::Text(ChangeCase(v.text(), Case::kLower)) : v;
-}
+Value FoldCase(const Value& v) { return v.is(Kind::kText) ? Value::Text(ChangeCase(v.text(), Case::kLower)) : v; }
 
 Result Trim(Evaluator& e, const Value& v, Args a) {
   const Value* set = a.Find(0, "chars");
   if (set != nullptr && !set->is(Kind::kText) && !set->is(Kind::kNone)) return NotFor("trim of", *set);
   const bool given = set != nullptr && set->is(Kind::kText);
-  return e.Checked(Strip(ToText(v), given ? std::optional<std::string_view>(set->text().text) : std::nullopt, true,
-                         true));
+  return e.Checked(
+      Strip(ToText(v), given ? std::optional<std::string_view>(set->text().text) : std::nullopt, true, true));
 }
 
 Result Length(Evaluator& e, const Value& v, Args) {
@@ -420,7 +424,7 @@ Result Indent(Evaluator& e, const Value& v, Args a) {
   MarkedText text;
   if (first) text.Append(indention);
   for (size_t i = 0; i < lines.size(); ++i) {
-    if (i > 0) text.Append("\n", true);
+    if (i > 0) text.Append("\n", FullyTrusted(v));
     if (i > 0 && (blank || !lines[i].text.empty())) text.Append(indention);
     text.Append(lines[i]);
   }
@@ -474,15 +478,39 @@ Result Abs(Evaluator&, const Value& v, Args) {
 }
 
 constexpr Builtin kFilters[] = {
-    {"trim", 1, Trim}, {"length", 0, Length}, {"count", 0, Length}, {"default", 2, Default}, {"d", 2, Default},
-    {"tojson", 4, ToJson}, {"upper", 0, CaseFilter<Case::kUpper>}, {"lower", 0, CaseFilter<Case::kLower>},
-    {"capitalize", 0, CaseFilter<Case::kCapitalize>}, {"title", 0, CaseFilter<Case::kTitle>}, {"string", 0, String},
-    {"join", 2, Join}, {"first", 0, First}, {"last", 0, Last}, {"list", 0, ListOf}, {"items", 0, ItemPairs},
-    {"safe", 0, Same}, {"replace", 3, ReplaceIn}, {"selectattr", 3, Select<true, true>},
-    {"rejectattr", 3, Select<true, false>}, {"select", 2, Select<false, true>}, {"reject", 2, Select<false, false>},
-    {"map", 4, Map}, {"sort", 3, Sort}, {"dictsort", 3, DictSort}, {"unique", 2, Unique},
-    {"min", 2, Extreme<false>}, {"max", 2, Extreme<true>}, {"reverse", 0, Reverse}, {"indent", 3, Indent},
-    {"int", 1, Int}, {"float", 1, Float}, {"abs", 0, Abs},
+    {"trim", 1, Trim},
+    {"length", 0, Length},
+    {"count", 0, Length},
+    {"default", 2, Default},
+    {"d", 2, Default},
+    {"tojson", 4, ToJson},
+    {"upper", 0, CaseFilter<Case::kUpper>},
+    {"lower", 0, CaseFilter<Case::kLower>},
+    {"capitalize", 0, CaseFilter<Case::kCapitalize>},
+    {"title", 0, CaseFilter<Case::kTitle>},
+    {"string", 0, String},
+    {"join", 2, Join},
+    {"first", 0, First},
+    {"last", 0, Last},
+    {"list", 0, ListOf},
+    {"items", 0, ItemPairs},
+    {"safe", 0, Same},
+    {"replace", 3, ReplaceIn},
+    {"selectattr", 3, Select<true, true>},
+    {"rejectattr", 3, Select<true, false>},
+    {"select", 2, Select<false, true>},
+    {"reject", 2, Select<false, false>},
+    {"map", 4, Map},
+    {"sort", 3, Sort},
+    {"dictsort", 3, DictSort},
+    {"unique", 2, Unique},
+    {"min", 2, Extreme<false>},
+    {"max", 2, Extreme<true>},
+    {"reverse", 0, Reverse},
+    {"indent", 3, Indent},
+    {"int", 1, Int},
+    {"float", 1, Float},
+    {"abs", 0, Abs},
 };
 
 }  // namespace

@@ -30,21 +30,27 @@ Status Mismatch(std::string_view what, const Value& a, const Value& b) {
                               std::string(KindName(b.kind())) + "'");
 }
 
-Value Member(const char* name) { return Value::Text(name, true); }
+struct LoopNames {
+  Value index = Value::Text("index", true), index0 = Value::Text("index0", true), first = Value::Text("first", true),
+        last = Value::Text("last", true), length = Value::Text("length", true),
+        revindex = Value::Text("revindex", true), revindex0 = Value::Text("revindex0", true),
+        previtem = Value::Text("previtem", true), nextitem = Value::Text("nextitem", true);
+};
 
 Value LoopValue(size_t index, const List& items) {
+  static const LoopNames* const kNames = new LoopNames();
   const auto i = static_cast<int64_t>(index), n = static_cast<int64_t>(items.size());
   Dict loop;
-  loop.reserve(10);
-  loop.emplace_back(Member("index"), Value::Int(i + 1));
-  loop.emplace_back(Member("index0"), Value::Int(i));
-  loop.emplace_back(Member("first"), Value::Bool(i == 0));
-  loop.emplace_back(Member("last"), Value::Bool(i + 1 == n));
-  loop.emplace_back(Member("length"), Value::Int(n));
-  loop.emplace_back(Member("revindex"), Value::Int(n - i));
-  loop.emplace_back(Member("revindex0"), Value::Int(n - i - 1));
-  if (i > 0) loop.emplace_back(Member("previtem"), items[index - 1]);
-  if (i + 1 < n) loop.emplace_back(Member("nextitem"), items[index + 1]);
+  loop.reserve(9);
+  loop.emplace_back(kNames->index, Value::Int(i + 1));
+  loop.emplace_back(kNames->index0, Value::Int(i));
+  loop.emplace_back(kNames->first, Value::Bool(i == 0));
+  loop.emplace_back(kNames->last, Value::Bool(i + 1 == n));
+  loop.emplace_back(kNames->length, Value::Int(n));
+  loop.emplace_back(kNames->revindex, Value::Int(n - i));
+  loop.emplace_back(kNames->revindex0, Value::Int(n - i - 1));
+  if (i > 0) loop.emplace_back(kNames->previtem, items[index - 1]);
+  if (i + 1 < n) loop.emplace_back(kNames->nextitem, items[index + 1]);
   return Value::MakeDict(std::move(loop));
 }
 
@@ -148,7 +154,9 @@ StatusOr<Evaluator::Flow> Evaluator::Execute(const Body& body) {
 
 StatusOr<Evaluator::Flow> Evaluator::ExecuteOne(const Statement& s) {
   switch (s.type) {
-    case Statement::kData: BATON_RETURN_IF_ERROR(Write(s.text)); break;
+    case Statement::kData:
+      BATON_RETURN_IF_ERROR(Write(s.text));
+      break;
     case Statement::kOutput: {
       BATON_ASSIGN_OR_RETURN(const Value value, Evaluate(*s.value));
       BATON_RETURN_IF_ERROR(Write(ToText(value)));
@@ -163,7 +171,8 @@ StatusOr<Evaluator::Flow> Evaluator::ExecuteOne(const Statement& s) {
         return Execute(body);
       }
       break;
-    case Statement::kFor: return ExecuteFor(s);
+    case Statement::kFor:
+      return ExecuteFor(s);
     case Statement::kSet: {
       BATON_ASSIGN_OR_RETURN(const Value value, Evaluate(*s.value));
       BATON_RETURN_IF_ERROR(Assign(s.target, value));
@@ -179,15 +188,19 @@ StatusOr<Evaluator::Flow> Evaluator::ExecuteOne(const Statement& s) {
       BATON_RETURN_IF_ERROR(Write(ToText(value)));
       break;
     }
-    case Statement::kMacro: Define(s.macro->name, Value::MakeMacro(s.macro.get())); break;
+    case Statement::kMacro:
+      Define(s.macro->name, Value::MakeMacro(s.macro.get()));
+      break;
     case Statement::kScope: {
       scopes_.emplace_back();
       StatusOr<Flow> flow = Execute(s.body);
       scopes_.pop_back();
       return flow;
     }
-    case Statement::kBreak: return Flow::kBreak;
-    case Statement::kContinue: return Flow::kContinue;
+    case Statement::kBreak:
+      return Flow::kBreak;
+    case Statement::kContinue:
+      return Flow::kContinue;
   }
   return Flow::kNext;
 }
@@ -249,14 +262,19 @@ StatusOr<Value> Evaluator::Evaluate(const Expression& e) {
 
 StatusOr<Value> Evaluator::EvaluateNode(const Expression& e) {
   switch (e.op) {
-    case Op::kConstant: return e.constant;
-    case Op::kName: return Look(e.name);
-    case Op::kCompare: return EvaluateCompare(e);
-    case Op::kSlice: return EvaluateSlice(e);
+    case Op::kConstant:
+      return e.constant;
+    case Op::kName:
+      return Look(e.name);
+    case Op::kCompare:
+      return EvaluateCompare(e);
+    case Op::kSlice:
+      return EvaluateSlice(e);
     case Op::kCall:
     case Op::kMethod:
     case Op::kFilter:
-    case Op::kTest: return EvaluateCall(e);
+    case Op::kTest:
+      return EvaluateCall(e);
     case Op::kTernary: {
       BATON_ASSIGN_OR_RETURN(const Value condition, Evaluate(*e.args[1]));
       if (Truthy(condition)) return Evaluate(*e.args[0]);
@@ -287,31 +305,39 @@ StatusOr<Value> Evaluator::EvaluateNode(const Expression& e) {
       }
       return Value::MakeDict(std::move(dict));
     }
-    default: break;
+    default:
+      break;
   }
   BATON_ASSIGN_OR_RETURN(const Value a, Evaluate(*e.args[0]));
   switch (e.op) {
-    case Op::kAttribute: return GetAttribute(a, e.name);
-    case Op::kNot: return Value::Bool(!Truthy(a));
+    case Op::kAttribute:
+      return GetAttribute(a, e.name);
+    case Op::kNot:
+      return Value::Bool(!Truthy(a));
     case Op::kNegative:
     case Op::kPositive:
       if (!a.is_number()) return Mismatch("sign", a, a);
       if (e.op == Op::kPositive) return a.is(Kind::kFloat) ? a : Value::Int(a.integer());
       return a.is(Kind::kFloat) ? StatusOr<Value>(Value::Float(-a.number()))
                                 : Arithmetic(Op::kSubtract, Value::Int(0), a);
-    default: break;
+    default:
+      break;
   }
   BATON_ASSIGN_OR_RETURN(const Value b, Evaluate(*e.args[1]));
   switch (e.op) {
-    case Op::kItem: return GetItem(a, b);
-    case Op::kAdd: return Add(a, b);
-    case Op::kMultiply: return Multiply(a, b);
+    case Op::kItem:
+      return GetItem(a, b);
+    case Op::kAdd:
+      return Add(a, b);
+    case Op::kMultiply:
+      return Multiply(a, b);
     case Op::kConcatenate: {
       MarkedText text = ToText(a);
       text.Append(ToText(b));
       return Checked(std::move(text));
     }
-    default: return Arithmetic(e.op, a, b);
+    default:
+      return Arithmetic(e.op, a, b);
   }
 }
 
@@ -354,21 +380,33 @@ StatusOr<Value> Evaluator::Arithmetic(Op op, const Value& a, const Value& b) {
   if (!a.is_integer() || !b.is_integer()) {
     const double x = a.number(), y = b.number();
     switch (op) {
-      case Op::kAdd: return Value::Float(x + y);
-      case Op::kSubtract: return Value::Float(x - y);
-      case Op::kMultiply: return Value::Float(x * y);
-      case Op::kFloorDivide: return Value::Float(std::floor(x / y));
-      case Op::kModulo: return Value::Float(x - y * std::floor(x / y));
-      default: return Value::Float(std::pow(x, y));
+      case Op::kAdd:
+        return Value::Float(x + y);
+      case Op::kSubtract:
+        return Value::Float(x - y);
+      case Op::kMultiply:
+        return Value::Float(x * y);
+      case Op::kFloorDivide:
+        return Value::Float(std::floor(x / y));
+      case Op::kModulo:
+        return Value::Float(x - y * std::floor(x / y));
+      default:
+        return Value::Float(std::pow(x, y));
     }
   }
   const int64_t x = a.integer(), y = b.integer();
   int64_t result = 0;
   bool overflow = false;
   switch (op) {
-    case Op::kAdd: overflow = __builtin_add_overflow(x, y, &result); break;
-    case Op::kSubtract: overflow = __builtin_sub_overflow(x, y, &result); break;
-    case Op::kMultiply: overflow = __builtin_mul_overflow(x, y, &result); break;
+    case Op::kAdd:
+      overflow = __builtin_add_overflow(x, y, &result);
+      break;
+    case Op::kSubtract:
+      overflow = __builtin_sub_overflow(x, y, &result);
+      break;
+    case Op::kMultiply:
+      overflow = __builtin_mul_overflow(x, y, &result);
+      break;
     case Op::kFloorDivide:
     case Op::kModulo: {
       overflow = x == INT64_MIN && y == -1;
@@ -405,10 +443,14 @@ StatusOr<bool> Evaluator::CompareOne(Op op, const Value& a, const Value& b) {
   if (a.undefined() || b.undefined()) return Mismatch("comparison", a, b);
   BATON_ASSIGN_OR_RETURN(const int order, Compare(a, b));
   switch (op) {
-    case Op::kLess: return order < 0;
-    case Op::kLessEqual: return order <= 0;
-    case Op::kGreater: return order > 0;
-    default: return order >= 0;
+    case Op::kLess:
+      return order < 0;
+    case Op::kLessEqual:
+      return order <= 0;
+    case Op::kGreater:
+      return order > 0;
+    default:
+      return order >= 0;
   }
 }
 

@@ -70,8 +70,8 @@ class Evaluator {
   Limits limits_;
   uint64_t steps_ = 0;
   int depth_ = 0;
-  std::vector<Scope> scopes_;   // [0]: globals and what the template sets at its top
-  size_t visible_from_ = 0;     // a macro sees its own scopes and [0]
+  std::vector<Scope> scopes_;  // [0]: globals and what the template sets at its top
+  size_t visible_from_ = 0;    // a macro sees its own scopes and [0]
   std::deque<Namespace> namespaces_;
   MarkedText out_;
 };

@@ -54,14 +54,32 @@ Result Compares(Evaluator&, const Value& v, Args a) {
 }
 
 constexpr Builtin kTests[] = {
-    {"defined", 0, IsDefined}, {"undefined", 0, IsKind<Kind::kUndefined>}, {"none", 0, IsKind<Kind::kNone>},
-    {"string", 0, IsKind<Kind::kText>}, {"mapping", 0, IsMapping}, {"iterable", 0, IsIterable},
-    {"sequence", 0, IsIterable}, {"number", 0, IsNumber}, {"integer", 0, IsKind<Kind::kInt>},
-    {"float", 0, IsKind<Kind::kFloat>}, {"boolean", 0, IsKind<Kind::kBool>}, {"true", 0, IsExactly<true>},
-    {"false", 0, IsExactly<false>}, {"odd", 0, HasParity<1>}, {"even", 0, HasParity<0>},
-    {"divisibleby", 1, IsDivisible}, {"in", 1, IsIn}, {"eq", 1, Compares<0>}, {"equalto", 1, Compares<0>},
-    {"ne", 1, Compares<1>}, {"lt", 1, Compares<2>}, {"lessthan", 1, Compares<2>}, {"le", 1, Compares<3>},
-    {"gt", 1, Compares<4>}, {"greaterthan", 1, Compares<4>}, {"ge", 1, Compares<5>},
+    {"defined", 0, IsDefined},
+    {"undefined", 0, IsKind<Kind::kUndefined>},
+    {"none", 0, IsKind<Kind::kNone>},
+    {"string", 0, IsKind<Kind::kText>},
+    {"mapping", 0, IsMapping},
+    {"iterable", 0, IsIterable},
+    {"sequence", 0, IsIterable},
+    {"number", 0, IsNumber},
+    {"integer", 0, IsKind<Kind::kInt>},
+    {"float", 0, IsKind<Kind::kFloat>},
+    {"boolean", 0, IsKind<Kind::kBool>},
+    {"true", 0, IsExactly<true>},
+    {"false", 0, IsExactly<false>},
+    {"odd", 0, HasParity<1>},
+    {"even", 0, HasParity<0>},
+    {"divisibleby", 1, IsDivisible},
+    {"in", 1, IsIn},
+    {"eq", 1, Compares<0>},
+    {"equalto", 1, Compares<0>},
+    {"ne", 1, Compares<1>},
+    {"lt", 1, Compares<2>},
+    {"lessthan", 1, Compares<2>},
+    {"le", 1, Compares<3>},
+    {"gt", 1, Compares<4>},
+    {"greaterthan", 1, Compares<4>},
+    {"ge", 1, Compares<5>},
 };
 
 // ---- Functions ----
@@ -133,8 +151,9 @@ Result StrftimeNow(Evaluator& e, const Value&, Args a) {
 }
 
 constexpr Builtin kFunctions[] = {
-    {"raise_exception", 1, RaiseException}, {"range", 3, Range}, {"namespace", 64, MakeNamespace},
-    {"dict", 64, MakeDict}, {"strftime_now", 1, StrftimeNow},
+    {"raise_exception", 1, RaiseException}, {"range", 3, Range},
+    {"namespace", 64, MakeNamespace},       {"dict", 64, MakeDict},
+    {"strftime_now", 1, StrftimeNow},
 };
 
 // ---- Methods ----
@@ -225,7 +244,8 @@ Result Count(Evaluator&, const Value& v, Args a) {
   const std::string& text = v.text().text;
   if (wanted.text.empty()) return Value::Int(static_cast<int64_t>(CountCodePoints(text)) + 1);
   int64_t count = 0;
-  for (size_t at = text.find(wanted.text); at != std::string::npos; at = text.find(wanted.text, at + wanted.text.size())) {
+  for (size_t at = text.find(wanted.text); at != std::string::npos;
+       at = text.find(wanted.text, at + wanted.text.size())) {
     ++count;
   }
   return Value::Int(count);
@@ -265,14 +285,27 @@ Result GetMethod(Evaluator&, const Value& v, Args a) {
 }
 
 constexpr Builtin kMethods[] = {
-    {"strip", 1, StripMethod<true, true>}, {"lstrip", 1, StripMethod<true, false>},
-    {"rstrip", 1, StripMethod<false, true>}, {"split", 2, SplitMethod<false>}, {"rsplit", 2, SplitMethod<true>},
-    {"splitlines", 0, SplitLinesMethod}, {"startswith", 1, Affix<false>}, {"endswith", 1, Affix<true>},
-    {"removeprefix", 1, RemoveAffix<false>}, {"removesuffix", 1, RemoveAffix<true>},
-    {"upper", 0, CaseMethod<Case::kUpper>}, {"lower", 0, CaseMethod<Case::kLower>},
-    {"capitalize", 0, CaseMethod<Case::kCapitalize>}, {"replace", 3, ReplaceMethod}, {"find", 1, Find},
-    {"count", 1, Count}, {"join", 1, JoinMethod}, {"items", 0, ItemsMethod}, {"keys", 0, Keys},
-    {"values", 0, Values}, {"get", 2, GetMethod},
+    {"strip", 1, StripMethod<true, true>},
+    {"lstrip", 1, StripMethod<true, false>},
+    {"rstrip", 1, StripMethod<false, true>},
+    {"split", 2, SplitMethod<false>},
+    {"rsplit", 2, SplitMethod<true>},
+    {"splitlines", 0, SplitLinesMethod},
+    {"startswith", 1, Affix<false>},
+    {"endswith", 1, Affix<true>},
+    {"removeprefix", 1, RemoveAffix<false>},
+    {"removesuffix", 1, RemoveAffix<true>},
+    {"upper", 0, CaseMethod<Case::kUpper>},
+    {"lower", 0, CaseMethod<Case::kLower>},
+    {"capitalize", 0, CaseMethod<Case::kCapitalize>},
+    {"replace", 3, ReplaceMethod},
+    {"find", 1, Find},
+    {"count", 1, Count},
+    {"join", 1, JoinMethod},
+    {"items", 0, ItemsMethod},
+    {"keys", 0, Keys},
+    {"values", 0, Values},
+    {"get", 2, GetMethod},
 };
 
 }  // namespace

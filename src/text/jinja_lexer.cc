@@ -60,8 +60,8 @@ class Lexer {
   bool Sees(std::string_view what) const { return rest().substr(0, what.size()) == what; }
   void Add(Token::Type type, std::string text) { tokens_.push_back({type, std::move(text), line_}); }
   void Advance(size_t bytes) {
-    line_ += static_cast<int>(std::count(source_.begin() + static_cast<long>(at_),
-                                         source_.begin() + static_cast<long>(at_ + bytes), '\n'));
+    line_ += static_cast<int>(
+        std::count(source_.begin() + static_cast<long>(at_), source_.begin() + static_cast<long>(at_ + bytes), '\n'));
     at_ += bytes;
   }
 
@@ -106,8 +106,8 @@ class Lexer {
     }
     const char kind = source_[tag + 1];
     const size_t text_at = at_;
-    const char sign = tag + 2 < source_.size() && (source_[tag + 2] == '-' || source_[tag + 2] == '+')
-                          ? source_[tag + 2] : '\0';
+    const char sign =
+        tag + 2 < source_.size() && (source_[tag + 2] == '-' || source_[tag + 2] == '+') ? source_[tag + 2] : '\0';
     const std::string_view text = std::string_view(source_).substr(text_at, tag - text_at);
     const std::string_view kept = BeforeTag(text, sign, kind == '{');
     if (!kept.empty()) Add(Token::kData, std::string(kept));
@@ -167,8 +167,9 @@ class Lexer {
     Add(begin, "");
     std::string open;  // brackets that wait for their partners
     while (at_ < source_.size()) {
+      const int end_line = line_;
       if (open.empty() && TakeEnd(end, end == "%}")) {
-        Add(end_type, "");
+        tokens_.push_back({end_type, "", end_line});
         return OkStatus();
       }
       if (const size_t space = PythonSpaceAt(source_, at_); space > 0) {
@@ -291,8 +292,10 @@ class Lexer {
   static bool Digits(std::string_view text, uint32_t base, int width, uint32_t* value) {
     if (text.size() != static_cast<size_t>(width)) return false;
     for (char c : text) {
-      const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                        : c >= 'A' && c <= 'F' ? c - 'A' + 10 : 99;
+      const int digit = c >= '0' && c <= '9'   ? c - '0'
+                        : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                        : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                               : 99;
       if (digit >= static_cast<int>(base)) return false;
       *value = *value * base + static_cast<uint32_t>(digit);
     }

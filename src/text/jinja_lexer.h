@@ -12,7 +12,19 @@
 namespace baton::jinja {
 
 struct Token {
-  enum Type : uint8_t { kData, kBlockBegin, kBlockEnd, kOutputBegin, kOutputEnd, kName, kText, kInt, kFloat, kOperator, kEnd };
+  enum Type : uint8_t {
+    kData,
+    kBlockBegin,
+    kBlockEnd,
+    kOutputBegin,
+    kOutputEnd,
+    kName,
+    kText,
+    kInt,
+    kFloat,
+    kOperator,
+    kEnd
+  };
   Type type;
   std::string text;  // of kText: decoded
   int line;

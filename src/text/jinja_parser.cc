@@ -47,11 +47,14 @@ class Parser {
   bool TakeName(std::string_view text) { return Take(Token::kName, text); }
   Status Error(std::string_view what) const { return SyntaxError(now().line, what); }
   Status Unexpected(std::string_view wanted) const {
-    const std::string got = now().type == Token::kEnd ? "the end" : now().text.empty() ? "the tag's end"
-                                                                     : "\"" + now().text + "\"";
+    const std::string got = now().type == Token::kEnd ? "the end"
+                            : now().text.empty()      ? "the tag's end"
+                                                      : "\"" + now().text + "\"";
     return Error("expected " + std::string(wanted) + ", got " + got);
   }
-  Status ExpectOp(std::string_view text) { return TakeOp(text) ? OkStatus() : Unexpected("\"" + std::string(text) + "\""); }
+  Status ExpectOp(std::string_view text) {
+    return TakeOp(text) ? OkStatus() : Unexpected("\"" + std::string(text) + "\"");
+  }
   Status ExpectBlockEnd() {
     if (now().type != Token::kBlockEnd) return Unexpected("%}");
     ++at_;
@@ -90,7 +93,7 @@ class Parser {
   Status ParseBody(const std::vector<std::string_view>& ends, Body* body, std::string* end = nullptr) {
     const Nested nested(this);
     BATON_RETURN_IF_ERROR(CheckNesting());
-    const int opened = now().line;
+    const int opened = at_ == 0 ? 1 : tokens_[at_ - 1].line;
     for (;;) {
       const Token& token = now();  // tokens_ never grows
       if (token.type == Token::kEnd) {
@@ -296,7 +299,10 @@ class Parser {
 
   // A chain like a + b + c makes a tree as deep as it is long, which evaluation walks down.
   static constexpr int kMaxGrowth = 1000;
-  Status Grow() { return ++grown_ <= kMaxGrowth ? OkStatus() : Error("an expression has more than " + std::to_string(kMaxGrowth) + " parts"); }
+  Status Grow() {
+    return ++grown_ <= kMaxGrowth ? OkStatus()
+                                  : Error("an expression has more than " + std::to_string(kMaxGrowth) + " parts");
+  }
 
   Expr ParseOr() {
     const Nested nested(this);
@@ -336,9 +342,9 @@ class Parser {
   }
 
   bool TakeComparison(Op* op) {
-    static constexpr std::pair<std::string_view, Op> kOps[] = {
-        {"==", Op::kEqual}, {"!=", Op::kUnequal}, {"<", Op::kLess},
-        {"<=", Op::kLessEqual}, {">", Op::kGreater}, {">=", Op::kGreaterEqual}};
+    static constexpr std::pair<std::string_view, Op> kOps[] = {{"==", Op::kEqual},  {"!=", Op::kUnequal},
+                                                               {"<", Op::kLess},    {"<=", Op::kLessEqual},
+                                                               {">", Op::kGreater}, {">=", Op::kGreaterEqual}};
     for (const auto& [text, value] : kOps) {
       if (TakeOp(text)) return *op = value, true;
     }
@@ -456,7 +462,8 @@ class Parser {
         ++at_;
         return Constant(Value::Float(value));
       }
-      default: break;
+      default:
+        break;
     }
     if (TakeOp("(")) {
       if (TakeOp(")")) return ExpressionPtr(New(Op::kTuple));
@@ -627,10 +634,9 @@ class Parser {
     e->builtin = FindTest(e->name);
     if (e->builtin == nullptr) return Unsupported(e->line, "test", e->name);
     const Token& token = now();
-    const bool operand = token.type == Token::kText || token.type == Token::kInt || token.type == Token::kFloat ||
-                         IsOp("[") || IsOp("{") ||
-                         (token.type == Token::kName && token.text != "else" && token.text != "or" &&
-                          token.text != "and");
+    const bool operand =
+        token.type == Token::kText || token.type == Token::kInt || token.type == Token::kFloat || IsOp("[") ||
+        IsOp("{") || (token.type == Token::kName && token.text != "else" && token.text != "or" && token.text != "and");
     if (IsOp("(")) {
       BATON_RETURN_IF_ERROR(ParseArguments(e.get()));
     } else if (operand && e->builtin->most_arguments > 0) {

@@ -185,12 +185,14 @@ MarkedText ChangeCase(const MarkedText& text, Case how) {
       if (upper && c == 0xDF) {
         changed = how == Case::kUpper ? "SS" : "Ss";
       } else {
-        const auto mapped = !upper ? utf8proc_tolower(code)
-                            : how == Case::kUpper ? utf8proc_toupper(code) : utf8proc_totitle(code);
+        const auto mapped = !upper                ? utf8proc_tolower(code)
+                            : how == Case::kUpper ? utf8proc_toupper(code)
+                                                  : utf8proc_totitle(code);
         AppendUtf8(static_cast<uint32_t>(mapped), &changed);
       }
       out.Append(changed, run.trusted);
-      in_word = how == Case::kTitle && !IsPythonWhiteSpace(c) && std::string_view("-({[<").find(static_cast<char>(c < 0x80 ? c : 'a')) == std::string_view::npos;
+      in_word = how == Case::kTitle && !IsPythonWhiteSpace(c) &&
+                std::string_view("-({[<").find(static_cast<char>(c < 0x80 ? c : 'a')) == std::string_view::npos;
     }
   }
   return out;

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "text/json_nesting.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -13,17 +14,28 @@ namespace baton::jinja {
 
 std::string_view KindName(Kind kind) {
   switch (kind) {
-    case Kind::kUndefined: return "undefined";
-    case Kind::kNone: return "NoneType";
-    case Kind::kBool: return "bool";
-    case Kind::kInt: return "int";
-    case Kind::kFloat: return "float";
-    case Kind::kText: return "str";
-    case Kind::kList: return "list";
-    case Kind::kTuple: return "tuple";
-    case Kind::kDict: return "dict";
-    case Kind::kNamespace: return "namespace";
-    case Kind::kMacro: return "macro";
+    case Kind::kUndefined:
+      return "undefined";
+    case Kind::kNone:
+      return "NoneType";
+    case Kind::kBool:
+      return "bool";
+    case Kind::kInt:
+      return "int";
+    case Kind::kFloat:
+      return "float";
+    case Kind::kText:
+      return "str";
+    case Kind::kList:
+      return "list";
+    case Kind::kTuple:
+      return "tuple";
+    case Kind::kDict:
+      return "dict";
+    case Kind::kNamespace:
+      return "namespace";
+    case Kind::kMacro:
+      return "macro";
   }
   return "?";
 }
@@ -31,16 +43,23 @@ std::string_view KindName(Kind kind) {
 bool Truthy(const Value& v) {
   switch (v.kind()) {
     case Kind::kUndefined:
-    case Kind::kNone: return false;
+    case Kind::kNone:
+      return false;
     case Kind::kBool:
-    case Kind::kInt: return v.integer() != 0;
-    case Kind::kFloat: return v.number() != 0;
-    case Kind::kText: return !v.text().text.empty();
+    case Kind::kInt:
+      return v.integer() != 0;
+    case Kind::kFloat:
+      return v.number() != 0;
+    case Kind::kText:
+      return !v.text().text.empty();
     case Kind::kList:
-    case Kind::kTuple: return !v.list().empty();
-    case Kind::kDict: return !v.dict().empty();
+    case Kind::kTuple:
+      return !v.list().empty();
+    case Kind::kDict:
+      return !v.dict().empty();
     case Kind::kNamespace:
-    case Kind::kMacro: return true;
+    case Kind::kMacro:
+      return true;
   }
   return false;
 }
@@ -51,10 +70,13 @@ bool Equal(const Value& a, const Value& b) {
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
     case Kind::kUndefined:
-    case Kind::kNone: return true;
-    case Kind::kText: return a.text().text == b.text().text;
+    case Kind::kNone:
+      return true;
+    case Kind::kText:
+      return a.text().text == b.text().text;
     case Kind::kList:
-    case Kind::kTuple: return std::equal(a.list().begin(), a.list().end(), b.list().begin(), b.list().end(), Equal);
+    case Kind::kTuple:
+      return std::equal(a.list().begin(), a.list().end(), b.list().begin(), b.list().end(), Equal);
     case Kind::kDict: {
       if (a.dict().size() != b.dict().size()) return false;
       return std::all_of(a.dict().begin(), a.dict().end(), [&](const auto& entry) {
@@ -62,9 +84,12 @@ bool Equal(const Value& a, const Value& b) {
         return other != nullptr && Equal(entry.second, *other);
       });
     }
-    case Kind::kNamespace: return a.members() == b.members();
-    case Kind::kMacro: return a.macro() == b.macro();
-    default: return false;
+    case Kind::kNamespace:
+      return a.members() == b.members();
+    case Kind::kMacro:
+      return a.macro() == b.macro();
+    default:
+      return false;
   }
 }
 
@@ -97,13 +122,16 @@ const Value* FindMember(const Dict& dict, std::string_view key) {
 
 bool FullyTrusted(const Value& v) {
   switch (v.kind()) {
-    case Kind::kText: return v.text().AllTrusted(0, v.text().text.size());
+    case Kind::kText:
+      return v.text().AllTrusted(0, v.text().text.size());
     case Kind::kList:
-    case Kind::kTuple: return std::all_of(v.list().begin(), v.list().end(), FullyTrusted);
+    case Kind::kTuple:
+      return std::all_of(v.list().begin(), v.list().end(), FullyTrusted);
     case Kind::kDict:
       return std::all_of(v.dict().begin(), v.dict().end(),
                          [](const auto& e) { return FullyTrusted(e.first) && FullyTrusted(e.second); });
-    default: return true;
+    default:
+      return true;
   }
 }
 
@@ -112,8 +140,8 @@ std::string FloatText(double d) {
   if (std::isinf(d)) return d > 0 ? "inf" : "-inf";
   char buffer[64];
   const double size = std::fabs(d);
-  const auto format = size != 0 && (size < 1e-4 || size >= 1e16) ? std::chars_format::scientific
-                                                                   : std::chars_format::fixed;
+  const auto format =
+      size != 0 && (size < 1e-4 || size >= 1e16) ? std::chars_format::scientific : std::chars_format::fixed;
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, d, format).ptr;
   std::string text(buffer, end);
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
@@ -144,12 +172,24 @@ void ReprText(std::string_view text, std::string* out) {
 
 void ReprInto(const Value& v, std::string* out) {
   switch (v.kind()) {
-    case Kind::kUndefined: *out += "Undefined"; break;
-    case Kind::kNone: *out += "None"; break;
-    case Kind::kBool: *out += v.integer() ? "True" : "False"; break;
-    case Kind::kInt: *out += std::to_string(v.integer()); break;
-    case Kind::kFloat: *out += FloatText(v.number()); break;
-    case Kind::kText: ReprText(v.text().text, out); break;
+    case Kind::kUndefined:
+      *out += "Undefined";
+      break;
+    case Kind::kNone:
+      *out += "None";
+      break;
+    case Kind::kBool:
+      *out += v.integer() ? "True" : "False";
+      break;
+    case Kind::kInt:
+      *out += std::to_string(v.integer());
+      break;
+    case Kind::kFloat:
+      *out += FloatText(v.number());
+      break;
+    case Kind::kText:
+      ReprText(v.text().text, out);
+      break;
     case Kind::kList:
     case Kind::kTuple: {
       const bool tuple = v.is(Kind::kTuple);
@@ -175,8 +215,12 @@ void ReprInto(const Value& v, std::string* out) {
       *out += '}';
       break;
     }
-    case Kind::kNamespace: *out += "<Namespace>"; break;
-    case Kind::kMacro: *out += "<Macro>"; break;
+    case Kind::kNamespace:
+      *out += "<Namespace>";
+      break;
+    case Kind::kMacro:
+      *out += "<Macro>";
+      break;
   }
 }
 
@@ -191,13 +235,27 @@ void JsonText(std::string_view text, bool ensure_ascii, std::string* out) {
     size_t bytes = 0;
     const uint32_t c = CodePointAt(text, at, &bytes);
     switch (c) {
-      case '"': *out += "\\\""; break;
-      case '\\': *out += "\\\\"; break;
-      case '\n': *out += "\\n"; break;
-      case '\r': *out += "\\r"; break;
-      case '\t': *out += "\\t"; break;
-      case '\b': *out += "\\b"; break;
-      case '\f': *out += "\\f"; break;
+      case '"':
+        *out += "\\\"";
+        break;
+      case '\\':
+        *out += "\\\\";
+        break;
+      case '\n':
+        *out += "\\n";
+        break;
+      case '\r':
+        *out += "\\r";
+        break;
+      case '\t':
+        *out += "\\t";
+        break;
+      case '\b':
+        *out += "\\b";
+        break;
+      case '\f':
+        *out += "\\f";
+        break;
       default:
         if (c < 0x20 || (ensure_ascii && c >= 0x7F && c < 0x10000)) {
           escape(c);
@@ -236,14 +294,23 @@ MarkedText ToText(const Value& v) {
 
 Status WriteJson(const Value& v, const JsonStyle& style, int depth, std::string* out) {
   switch (v.kind()) {
-    case Kind::kNone: *out += "null"; return OkStatus();
-    case Kind::kBool: *out += v.integer() ? "true" : "false"; return OkStatus();
-    case Kind::kInt: *out += std::to_string(v.integer()); return OkStatus();
-    case Kind::kFloat:
-      *out += std::isnan(v.number()) ? "NaN" : std::isinf(v.number()) ? (v.number() > 0 ? "Infinity" : "-Infinity")
-                                                                     : FloatText(v.number());
+    case Kind::kNone:
+      *out += "null";
       return OkStatus();
-    case Kind::kText: JsonText(v.text().text, style.ensure_ascii, out); return OkStatus();
+    case Kind::kBool:
+      *out += v.integer() ? "true" : "false";
+      return OkStatus();
+    case Kind::kInt:
+      *out += std::to_string(v.integer());
+      return OkStatus();
+    case Kind::kFloat:
+      *out += std::isnan(v.number())   ? "NaN"
+              : std::isinf(v.number()) ? (v.number() > 0 ? "Infinity" : "-Infinity")
+                                       : FloatText(v.number());
+      return OkStatus();
+    case Kind::kText:
+      JsonText(v.text().text, style.ensure_ascii, out);
+      return OkStatus();
     case Kind::kList:
     case Kind::kTuple: {
       if (v.list().empty()) return *out += "[]", OkStatus();
@@ -359,25 +426,6 @@ Value Value::MakeDict(Dict d) {
   Value v(Kind::kDict, std::make_shared<const Dict>(std::move(d)));
   v.depth_ = depth + 1;
   return v;
-}
-
-bool JsonNestedAtMost(std::string_view json, int depth) {
-  int open = 0;
-  bool in_text = false;
-  for (size_t i = 0; i < json.size(); ++i) {
-    const char c = json[i];
-    if (in_text) {
-      if (c == '\\') ++i;
-      if (c == '"') in_text = false;
-    } else if (c == '"') {
-      in_text = true;
-    } else if ((c == '[' || c == '{') && ++open > depth) {
-      return false;
-    } else if (c == ']' || c == '}') {
-      --open;
-    }
-  }
-  return true;
 }
 
 StatusOr<Value> FromJson(std::string_view json, std::string_view what) {

@@ -62,9 +62,7 @@ class Value {
   bool is_sequence() const { return kind_ == Kind::kList || kind_ == Kind::kTuple; }
 
   int64_t integer() const { return std::get<int64_t>(data_); }  // also of a bool
-  double number() const {
-    return kind_ == Kind::kFloat ? std::get<double>(data_) : static_cast<double>(integer());
-  }
+  double number() const { return kind_ == Kind::kFloat ? std::get<double>(data_) : static_cast<double>(integer()); }
   const MarkedText& text() const { return *std::get<std::shared_ptr<const MarkedText>>(data_); }
   const List& list() const { return *std::get<std::shared_ptr<const List>>(data_); }
   const Dict& dict() const { return *std::get<std::shared_ptr<const Dict>>(data_); }
@@ -78,9 +76,9 @@ class Value {
   }
 
  private:
-  using Data = std::variant<std::monostate, int64_t, double, std::shared_ptr<const MarkedText>,
-                            std::shared_ptr<const List>, std::shared_ptr<const Dict>, Namespace*,
-                            const Macro*, std::shared_ptr<const std::string>>;
+  using Data =
+      std::variant<std::monostate, int64_t, double, std::shared_ptr<const MarkedText>, std::shared_ptr<const List>,
+                   std::shared_ptr<const Dict>, Namespace*, const Macro*, std::shared_ptr<const std::string>>;
   explicit Value(Kind kind, Data data = {}) : kind_(kind), data_(std::move(data)) {}
   static Value Sequence(Kind kind, List l);
   Kind kind_ = Kind::kUndefined;
@@ -114,6 +112,5 @@ Status WriteJson(const Value& v, const JsonStyle& style, int depth, std::string*
 
 // A client's JSON, every text of it untrusted. INVALID_ARGUMENT (named `what`): broken, or nested deeper than 64.
 StatusOr<Value> FromJson(std::string_view json, std::string_view what);
-bool JsonNestedAtMost(std::string_view json, int depth);
 
 }  // namespace baton::jinja

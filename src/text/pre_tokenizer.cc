@@ -14,9 +14,8 @@ const char kGpt2Pattern[] = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\
 const char kLlama3Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
-const char kQwen2Pattern[] =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
-    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+const char kQwen2Pattern[] = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+                             R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 namespace {
 
@@ -70,7 +69,15 @@ StatusOr<size_t> TranslateEscape(std::string_view pattern, size_t at, bool in_cl
       if (at + 6 > pattern.size()) return InvalidArgumentError("pre-tokenizer pattern: \\u needs four digits");
       *out += "\\x{" + std::string(pattern.substr(at + 2, 4)) + "}";
       return at + 6;
-    case 'n': case 'r': case 't': case 'f': case 'x': case 'd': case 'D': case 'p': case 'P':
+    case 'n':
+    case 'r':
+    case 't':
+    case 'f':
+    case 'x':
+    case 'd':
+    case 'D':
+    case 'p':
+    case 'P':
       break;
     default:
       if (('a' <= c && c <= 'z') || ('A' <= c && c <= 'Z') || ('0' <= c && c <= '9')) {
@@ -182,8 +189,8 @@ StatusOr<PreTokenizer> PreTokenizer::Make(const std::vector<SplitStep>& steps) {
     Step& s = made.steps_.emplace_back();
     s.drop_gaps = step.drop_gaps;
     s.code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                               PCRE2_UTF | PCRE2_UCP | PCRE2_NO_AUTO_CAPTURE | PCRE2_NEVER_BACKSLASH_C, &error,
-                               &offset, nullptr));
+                               PCRE2_UTF | PCRE2_UCP | PCRE2_NO_AUTO_CAPTURE | PCRE2_NEVER_BACKSLASH_C, &error, &offset,
+                               nullptr));
     if (s.code == nullptr) {
       PCRE2_UCHAR message[128] = {};
       pcre2_get_error_message(error, message, sizeof message);

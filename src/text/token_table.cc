@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include "baton/check.h"
 #include "base/hash.h"
+#include "baton/check.h"
 
 namespace baton {
 

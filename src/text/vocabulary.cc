@@ -40,14 +40,22 @@ const std::vector<PreTokenizerByName>& NamedPreTokenizers() {
     const std::vector<SplitStep> digits_then_gpt2{{kSingleNumberPattern}, {kGpt2Pattern}};
     const std::vector<SplitStep> llama3{{kLlama3Pattern}}, qwen2{{kQwen2Pattern}};
     return new std::vector<PreTokenizerByName>{
-        {"smollm", digits_then_gpt2, false, false},    {"starcoder", digits_then_gpt2, false, false},
-        {"refact", digits_then_gpt2, false, false},    {"command-r", digits_then_gpt2, false, true},
-        {"codeshell", digits_then_gpt2, false, false}, {"exaone", digits_then_gpt2, false, false},
-        {"gpt-2", gpt2, false, false},                 {"phi-2", gpt2, false, false},
-        {"olmo", gpt2, false, false},                  {"mpt", gpt2, false, false},
-        {"llama-bpe", llama3, true, true},             {"llama3", llama3, true, true},
-        {"llama-v3", llama3, true, true},              {"qwen2", qwen2, false, false},
-        {"deepseek-r1-qwen", qwen2, false, false},     {"stablelm2", qwen2, false, false},
+        {"smollm", digits_then_gpt2, false, false},
+        {"starcoder", digits_then_gpt2, false, false},
+        {"refact", digits_then_gpt2, false, false},
+        {"command-r", digits_then_gpt2, false, true},
+        {"codeshell", digits_then_gpt2, false, false},
+        {"exaone", digits_then_gpt2, false, false},
+        {"gpt-2", gpt2, false, false},
+        {"phi-2", gpt2, false, false},
+        {"olmo", gpt2, false, false},
+        {"mpt", gpt2, false, false},
+        {"llama-bpe", llama3, true, true},
+        {"llama3", llama3, true, true},
+        {"llama-v3", llama3, true, true},
+        {"qwen2", qwen2, false, false},
+        {"deepseek-r1-qwen", qwen2, false, false},
+        {"stablelm2", qwen2, false, false},
     };
   }();
   return *kTable;

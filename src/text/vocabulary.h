@@ -39,17 +39,17 @@ struct AddedToken {
 };
 
 struct BpeVocabulary {
-  std::vector<std::string> tokens;  // by id: the bytes; "" where an id is not used
+  std::vector<std::string> tokens;                  // by id: the bytes; "" where an id is not used
   std::vector<std::pair<TokenId, TokenId>> merges;  // by falling priority; left + right is a token
-  std::vector<SplitStep> splits;    // applied one after another
+  std::vector<SplitStep> splits;                    // applied one after another
   bool nfc = false;
-  bool whole_words_first = false;   // a word that is a token is not merged from its bytes (`ignore_merges`)
-  std::optional<TokenId> unknown;   // for a byte that is no token; absent: such bytes are dropped, as HF does
+  bool whole_words_first = false;  // a word that is a token is not merged from its bytes (`ignore_merges`)
+  std::optional<TokenId> unknown;  // for a byte that is no token; absent: such bytes are dropped, as HF does
   std::vector<AddedToken> added;
-  std::vector<TokenId> prefix;      // what Encode(add_special) puts before the text, often {bos}
-  std::vector<TokenId> suffix;      // ... and after it
+  std::vector<TokenId> prefix;  // what Encode(add_special) puts before the text, often {bos}
+  std::vector<TokenId> suffix;  // ... and after it
   std::optional<TokenId> bos;
-  std::vector<TokenId> eos;         // every id that ends an answer; empty if the files name none
+  std::vector<TokenId> eos;  // every id that ends an answer; empty if the files name none
 };
 
 // A Hugging Face folder's texts; "" for a file that is not there.

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "text/json_nesting.h"
 #include "text/pre_tokenizer.h"
 #include "text/utf8.h"
 #include "text/vocabulary.h"
@@ -33,6 +34,10 @@ Status Unsupported(const std::string& what, const std::string& value) {
 }
 
 StatusOr<Json> ParseJson(const std::string& text, const char* file) {
+  static constexpr int kMaxDepth = 64;
+  if (!JsonNestedAtMost(text, kMaxDepth)) {
+    return InvalidArgumentError(std::string(file) + ": nested deeper than " + std::to_string(kMaxDepth));
+  }
   Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded() || !json.is_object()) {
     return InvalidArgumentError(std::string(file) + ": not a JSON object");

@@ -64,6 +64,34 @@ TEST(ChatTemplateOracle, EveryCaseGivesJinja2sTextOrIsRefusedWhereJinja2Refuses)
   }
 }
 
+// U+E000 stands for a client's character: no template and no case mapping makes one.
+TEST(ChatTemplateOracle, NoTemplateTurnsAClientsCharacterIntoATrustedOne) {
+  const std::string mark = "\xEE\x80\x80";
+  const Json golden = ReadJson("text/templates.json");
+  size_t seen = 0;
+  for (const Json& c : golden["cases"]) {
+    const auto parsed = ChatTemplate::Parse(c["source"].get<std::string>());
+    if (!parsed.ok()) continue;
+    std::vector<ChatMessage> messages = Messages(c["messages"]);
+    for (ChatMessage& m : messages) {
+      std::string marked;
+      for (char ch : m.content) marked += static_cast<uint8_t>(ch) < 0x80 ? mark + ch : std::string(1, ch);
+      m.content = marked;
+    }
+    RenderOptions options{.add_generation_prompt = c["add_generation_prompt"]};
+    options.tools_json = "[{\"" + mark + "\": [\"" + mark + "\"]}]";
+    options.now = 0;
+    const auto spans = parsed->Render(messages, options);
+    if (!spans.ok()) continue;
+    for (const TextSpan& span : *spans) {
+      const bool marked = span.text.find(mark) != std::string::npos;
+      EXPECT_FALSE(span.trusted && marked) << c["source"];
+      seen += marked;
+    }
+  }
+  EXPECT_GT(seen, 80u);
+}
+
 TEST(ChatTemplateOracle, TheDefaultModelsTemplateGivesHfsPrompts) {
   const Json golden = ReadJson("chatml.json");
   const auto parsed = ChatTemplate::Parse(golden["template"].get<std::string>());

@@ -165,7 +165,8 @@ TEST_F(DefaultModel, RendersAndEncodesTheGoldenConversationsAndKeepsUserTextPlai
     for (TokenId id : ids) starts += id == 1;
     const bool default_system = messages.empty() || messages[0].role != "system";
     EXPECT_EQ(starts, messages.size() + (default_system && !messages.empty()) +
-                          (c["add_generation_prompt"].get<bool>() ? 1 : 0)) << c["messages"];
+                          (c["add_generation_prompt"].get<bool>() ? 1 : 0))
+        << c["messages"];
     EXPECT_EQ(Decode(*tokenizer_, ids, false), c["prompt"].get<std::string>());
   }
 }
@@ -173,7 +174,8 @@ TEST_F(DefaultModel, RendersAndEncodesTheGoldenConversationsAndKeepsUserTextPlai
 TEST_F(DefaultModel, ItsTokenizerJsonAndItsGgufTokenizeAlike) {
   const std::string folder = ModelPath().substr(0, ModelPath().rfind('/')) + "/SmolLM2-tokenizer";
   const auto files = ReadHfTokenizerFiles(folder);
-  if (!files.ok()) GTEST_SKIP() << "NO TOKENIZER FOLDER at " << folder << ": tests/golden/make_smollm2_folders.py writes it";
+  if (!files.ok())
+    GTEST_SKIP() << "NO TOKENIZER FOLDER at " << folder << ": tests/golden/make_smollm2_folders.py writes it";
   const auto other = Make(VocabularyFromHf(*files));
   ASSERT_NE(other, nullptr);
   ASSERT_EQ(other->vocab_size(), tokenizer_->vocab_size());
