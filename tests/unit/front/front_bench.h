@@ -66,7 +66,8 @@ inline FrontOptions SmallOptions() {
 
 class FrontBench {
  public:
-  explicit FrontBench(FrontOptions options = SmallOptions()) : front(std::move(options), &tokenizer, nullptr) {}
+  explicit FrontBench(FrontOptions options = SmallOptions(), const ChatTemplate* chat = nullptr)
+      : front(std::move(options), &tokenizer, chat) {}
 
   void Do(FrontInput input) {
     out.Clear();

@@ -185,6 +185,24 @@ TEST(Front, AnAnswerStartsWithStartedWhenTimingsAreAskedFor) {
   EXPECT_EQ(b.Told<Started>(client).size(), 1u) << "once, whatever happens later";
 }
 
+TEST(Front, AChatIsRenderedByTheModelsTemplateAndABrokenOneIsTheClientsFault) {
+  const auto chat = ChatTemplate::Parse("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if "
+                                        "add_generation_prompt %}[assistant]{% endif %}");
+  ASSERT_TRUE(chat.ok()) << chat.status().ToString();
+  FrontBench b(SmallOptions(), &*chat);
+  b.Up("w", true, true);
+  ClientRequest r;
+  r.prompt = ChatPrompt{{{"user", "hi", ""}}};
+  b.Submit(r);
+  ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+  const std::vector<TokenId> ids = b.Sent<DecodeCommand>()[0].second.request->prompt;
+  EXPECT_EQ(std::string(ids.begin(), ids.end()), "[user]hi[assistant]");
+  r.prompt = ChatPrompt{{{"user", "hi", "{broken"}}};
+  const ClientHandle client = b.Submit(r);
+  ASSERT_EQ(b.Told<Failed>(client).size(), 1u);
+  EXPECT_EQ(b.Told<Failed>(client)[0].status.code(), Code::kInvalidArgument);
+}
+
 TEST(Front, DefaultMaxTokensReachesAsFarAsContextAndPoolsDo) {
   FrontBench b;
   WorkerHello small = HelloOf("w", true, true);
