@@ -101,6 +101,13 @@ int RunParsed(const ParsedCommand& command) {
   return command.spec->run(*settings);
 }
 
+bool IsCommand(const CLI::App& app, std::string_view name) {
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == name) return true;
+  }
+  return false;
+}
+
 // tokenize, detokenize, model inspect: plain arguments, no configuration.
 struct TextArguments {
   std::string model, text, batch;
@@ -125,7 +132,7 @@ int RunCommandLine(int argc, const char* const* argv) {
   for (const CommandSpec& spec : kCommands) {
     auto command = std::make_unique<ParsedCommand>();
     command->spec = &spec;
-    command->app = app.add_subcommand(spec.name, spec.help);
+    command->app = app.add_subcommand(spec.name, spec.help)->footer("");
     AddOptions(command.get());
     commands.push_back(std::move(command));
   }
@@ -153,6 +160,10 @@ int RunCommandLine(int argc, const char* const* argv) {
         return Fail(kExitUsage, UnimplementedError(std::string(name) +
                                                    " does not exist yet; baton --help lists what does"));
       }
+    }
+      if (argv[1][0] != '-' && !IsCommand(app, argv[1])) {
+      return Fail(kExitUsage, InvalidArgumentError("there is no command '" + std::string(argv[1]) +
+                                                   "' (--help shows what is possible)"));
     }
   }
   try {

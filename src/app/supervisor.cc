@@ -27,7 +27,7 @@ constexpr Duration kFirstBackOff = std::chrono::milliseconds(100);
 constexpr Duration kMostBackOff = std::chrono::seconds(5);
 constexpr Duration kHealthyAfter = std::chrono::seconds(10);  // then the back-off starts over
 constexpr Duration kRouterGrace = std::chrono::seconds(1);    // beyond the drain, before it is killed
-constexpr Duration kWorkerGrace = std::chrono::milliseconds(700);
+constexpr Duration kWorkerGrace = std::chrono::seconds(2);
 constexpr size_t kMostStatusBytes = 1 << 16;
 const SteadyTime kNoTime = SteadyTime::max();
 

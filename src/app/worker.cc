@@ -28,7 +28,10 @@ namespace {
 
 constexpr size_t kInlet = 1 << 14;         // commands waiting for the engine
 constexpr size_t kInletControl = 1 << 16;  // room of its own for what is never refused
+// Private memory costs nothing until it is touched; shared memory is there, zeroed, from the start, which takes
+// time. So a worker that shares its pool begins small: this much, or one full context.
 constexpr uint64_t kMostAutoKvBytes = uint64_t{1} << 30;
+constexpr uint64_t kLeastSharedAutoKvBytes = uint64_t{256} << 20;
 constexpr double kShareOfSharedMemory = 0.8;
 
 // What /dev/shm has free; 0: unknown.
@@ -59,15 +62,17 @@ StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file,
   request.block_tokens = static_cast<uint32_t>(settings.Integer("block-tokens"));
   request.workspace_bytes = CpuModelRunner::WorkspaceBytes(file.decoder(), out.runner);
   request.max_auto_kv_bytes = kMostAutoKvBytes;
+  const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
   if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
+    const uint64_t one_context = uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
+    request.max_auto_kv_bytes = std::max(kLeastSharedAutoKvBytes, one_context);
     if (const uint64_t room = SharedMemoryRoom(); room != 0) {
       const auto usable = static_cast<uint64_t>(static_cast<double>(room) * kShareOfSharedMemory) / share;
       request.max_auto_kv_bytes = std::min(request.max_auto_kv_bytes, usable);
     }
   }
   if (const uint64_t kv = settings.Bytes("kv-memory"); kv != 0) {
-    const size_t per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
-    request.kv_tokens = std::max<uint64_t>(1, kv / per_token);
+    request.kv_tokens = std::max<uint64_t>(1, kv / bytes_per_token);
   }
   BATON_ASSIGN_OR_RETURN(out.memory, PlanMemory(file, request));
   return out;

@@ -580,7 +580,9 @@ TEST_F(RouterServerTest, ManyClientsAtOnceEachGetTheirOwnAnswer) {
       const auto client = InferenceClient::Create({router_->address(), nullptr});
       for (uint32_t round = 0; round < 4; ++round) {
         const Answer answer = Ask(client.get(), Prompt(std::string(i, 'x'), 50));
-        right += answer.result.status.ok() && answer.text.at(0) == AnswerText(i, 50);
+        const bool good = answer.result.status.ok() && answer.text.at(0) == AnswerText(i, 50);
+        right += good;
+        EXPECT_TRUE(good) << answer.result.status.ToString();
       }
     });
   }

@@ -212,7 +212,7 @@ TEST(WorkerNetwork, TheEndOfAWatchedProcessIsTold) {
   out = {};
   out.watch.push_back({{"gone", {1, 1}}, HostIdentity(), static_cast<uint64_t>(child)});
   node.network->Deliver(std::move(out));
-  EXPECT_TRUE(Eventually([&] { return node.Got<ProcessDied>().size() == 2; }));
+  ASSERT_TRUE(Eventually([&] { return node.Got<ProcessDied>().size() == 2; }));
   EXPECT_EQ(node.Got<ProcessDied>()[0].process, process);
   EXPECT_EQ(node.Got<ProcessDied>()[1].process.name, "gone");
 }

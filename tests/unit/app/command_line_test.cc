@@ -1,0 +1,154 @@
+// The binary as a user meets it: exit codes, and one clear line for what is wrong.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "support/process.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using test::Process;
+using test::ScratchFolder;
+using ::testing::HasSubstr;
+
+const std::string kTiny = std::string(BATON_SOURCE_DIR) + "/tests/golden/tiny/tiny-f32.gguf";
+
+struct Outcome {
+  int code = -1;
+  std::string out, err;
+};
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+class CommandLineTest : public ::testing::Test {
+ protected:
+  Outcome Run(std::vector<std::string> arguments, const Variables& environment = {}, const std::string& input = "") {
+    arguments.insert(arguments.begin(), BATON_BINARY);
+    Process process(folder_, arguments, environment, input);
+    const auto code = process.Wait(milliseconds(30'000));
+    return {code.value_or(-1), process.out(), process.err()};
+  }
+  std::string Write(const std::string& name, const std::string& content) {
+    std::ofstream(folder_.path() + "/" + name, std::ios::binary) << content;
+    return folder_.path() + "/" + name;
+  }
+  void ExpectRefused(const Outcome& outcome, const std::string& message) {
+    EXPECT_EQ(outcome.code, 2) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(CommandLineTest, HelpNamesEverySubcommandAndEndsWithZero) {
+  const Outcome help = Run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize", "model"}) {
+    EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
+  }
+  const Outcome up = Run({"up", "--help"});
+  EXPECT_EQ(up.code, 0);
+  for (const char* text : {"--listen", "--kv-memory", "default 32", "--insecure-listen"}) EXPECT_THAT(up.out, HasSubstr(text));
+  EXPECT_EQ(up.out.find("--status-fd"), std::string::npos);
+}
+
+TEST_F(CommandLineTest, BadUsageEndsWithTwoAndOneClearLine) {
+  ExpectRefused(Run({"up", kTiny, "--no-such-flag"}), "--no-such-flag");
+  ExpectRefused(Run({"no-such-command"}), "no-such-command");
+  ExpectRefused(Run({}), "subcommand");
+  ExpectRefused(Run({"up"}), "a MODEL is needed");
+  ExpectRefused(Run({"up", kTiny, "--threads", "x"}), "--threads: 'x' is not a whole number");
+  ExpectRefused(Run({"up", kTiny, "--listen", "nonsense"}), "--listen");
+  ExpectRefused(Run({"up", kTiny, "--listen", "0.0.0.0:1"}), "--insecure-listen");
+  ExpectRefused(Run({"up", kTiny, "--config", folder_.path() + "/none.toml"}), "cannot be read");
+  ExpectRefused(Run({"up", kTiny}, {{"BATON_THREADS", "x"}}), "BATON_THREADS: 'x' is not a whole number");
+  ExpectRefused(Run({"bench"}), "bench does not exist yet");
+  ExpectRefused(Run({"up", kTiny, "--max-context", "100000", "--state-dir", folder_.path()}), "the model's own limit is 512");
+  ExpectRefused(Run({"up", kTiny, "--memory", "1MiB", "--state-dir", folder_.path()}), "does not fit");
+}
+
+TEST_F(CommandLineTest, AMissingOrCorruptModelEndsWithTwoAndNamesTheFile) {
+  const std::string corrupt = Write("corrupt.gguf", "GGUF this is not");
+  const std::string cut = Write("cut.gguf", test::ReadWhole(kTiny).substr(0, 100'000));
+  for (const std::string& path : {folder_.path() + "/none.gguf", corrupt, cut}) {
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"up", path}, {"up", path, "--prefill", "1", "--decode", "1"}, {"router", path},
+          {"decode", path}, {"tokenize", path, "x"}, {"model", "inspect", path}}) {
+      ExpectRefused(Run(command), path);
+    }
+  }
+}
+
+TEST_F(CommandLineTest, APortInUseEndsWithTwo) {
+  const int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(taken, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(listen(taken, 1), 0);
+  socklen_t size = sizeof(address);
+  getsockname(taken, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string where = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  ExpectRefused(Run({"up", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
+  ExpectRefused(Run({"router", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
+  ExpectRefused(Run({"decode", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
+  const Outcome up = Run({"up", kTiny, "--prefill", "1", "--decode", "1", "--listen", where, "--state-dir", folder_.path()});
+  EXPECT_EQ(up.code, 2);
+  EXPECT_THAT(up.err, HasSubstr(where));
+  close(taken);
+}
+
+TEST_F(CommandLineTest, AServerThatIsNotThereEndsWithOne) {
+  const Outcome outcome = Run({"chat", "--server", "127.0.0.1:1", "--message", "hello", "--timeout", "2s"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("127.0.0.1:1"));
+}
+
+TEST_F(CommandLineTest, PrintConfigShowsEveryValueWithItsOriginAndReadsBack) {
+  const std::string file = Write("baton.toml", "max-running = 9\nthreads = 2\n");
+  const Outcome printed = Run({"up", kTiny, "--config", file, "--max-queue", "3", "--print-config"}, {{"BATON_THREADS", "1"}});
+  EXPECT_EQ(printed.code, 0) << printed.err;
+  EXPECT_THAT(printed.out, ::testing::ContainsRegex("max-running = 9 +# .*baton.toml\n"));
+  EXPECT_THAT(printed.out, ::testing::ContainsRegex("threads = 1 +# environment: BATON_THREADS\n"));
+  EXPECT_THAT(printed.out, ::testing::ContainsRegex("max-queue = 3 +# flag\n"));
+  EXPECT_THAT(printed.out, ::testing::ContainsRegex("block-tokens = .32. +# default\n"));
+  const Outcome again = Run({"up", "--config", Write("again.toml", printed.out), "--print-config"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("max-queue = 3 "));
+}
+
+TEST_F(CommandLineTest, TokenizeTakesAndGivesOneJsonValueALine) {
+  const std::string lines = "\"\"\n\"The town\"\n\"<|im_start|>user\\n\\u00e9\"\n";
+  const Outcome batch = Run({"tokenize", kTiny, "--batch", Write("texts.jsonl", lines)});
+  ASSERT_EQ(batch.code, 0) << batch.err;
+  EXPECT_EQ(std::count(batch.out.begin(), batch.out.end(), '\n'), 3);
+  EXPECT_EQ(batch.out.substr(0, 3), "[]\n");
+  EXPECT_THAT(batch.out, HasSubstr("\n[1, "));  // <|im_start|> is a control token: the text is trusted
+  EXPECT_EQ(Run({"tokenize", kTiny, "--batch", "-"}, {}, lines).out, batch.out);
+  EXPECT_EQ(Run({"tokenize", kTiny, "The town"}).out, Run({"tokenize", kTiny}, {}, "The town").out);
+  ExpectRefused(Run({"tokenize", kTiny, "--batch", Write("bad.jsonl", "not json\n")}), "bad.jsonl, line 1: not a JSON string");
+}
+
+TEST_F(CommandLineTest, DetokenizeUndoesTokenize) {
+  const std::string text = "In 1734 the toll was 12 pence.";
+  std::string ids = Run({"tokenize", kTiny, text}).out;
+  ids = ids.substr(1, ids.find(']') - 1);
+  EXPECT_EQ(Run({"detokenize", kTiny, ids}).out, text + "\n");
+  ExpectRefused(Run({"detokenize", kTiny, "99999"}), "token 99999 is not in the vocabulary of 290");
+}
+
+TEST_F(CommandLineTest, ModelInspectDescribesTheModel) {
+  const Outcome outcome = Run({"model", "inspect", kTiny});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("GGUF"));
+}
+
+}  // namespace
+}  // namespace baton
