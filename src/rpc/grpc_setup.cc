@@ -1,5 +1,6 @@
 #include "rpc/grpc_setup.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <netdb.h>
 #include <sys/socket.h>
@@ -76,11 +77,18 @@ void LogFromGrpc(gpr_log_func_args* args) {
   spdlog::debug("grpc {}:{}: {}", args->file, args->line, args->message);
 }
 
+// Clients can make protobuf complain about their bytes; that is their error, not a line for the operator.
+void LogFromProtobuf(google::protobuf::LogLevel level, const char* file, int line, const std::string& message) {
+  if (level == google::protobuf::LOGLEVEL_FATAL) spdlog::critical("protobuf {}:{}: {}", file, line, message);
+  spdlog::debug("protobuf {}:{}: {}", file, line, message);
+}
+
 }  // namespace
 
 void RouteGrpcLogs() {
   static const bool once = [] {
     gpr_set_log_function(LogFromGrpc);
+    google::protobuf::SetLogHandler(LogFromProtobuf);
     return true;
   }();
   (void)once;

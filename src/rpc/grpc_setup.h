@@ -60,7 +60,7 @@ struct BoundServer {
 // Adds the listening port and starts. The port is never shared with another process.
 StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder);
 
-// gRPC's own log lines go to ours, as debug. Idempotent.
+// The own log lines of gRPC and protobuf go to ours, as debug. Idempotent.
 void RouteGrpcLogs();
 
 }  // namespace baton
