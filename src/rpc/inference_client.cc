@@ -181,6 +181,7 @@ class GoneClient final : public InferenceClient {
 std::unique_ptr<InferenceClient> InferenceClient::Create(const Endpoint& endpoint, Options options) {
   ChannelSettings settings;
   settings.max_message_bytes = options.max_message_bytes;
+  settings.connect_timeout = std::chrono::seconds(10);
   settings.keepalive_time = std::chrono::seconds(30);
   settings.keepalive_timeout = std::chrono::seconds(10);
   settings.stream_window_bytes = options.stream_window_bytes;
