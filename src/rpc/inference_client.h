@@ -65,7 +65,8 @@ class InferenceClient {
 
   // Calls on_event for Started, Delta, Finished and Done as they come; false from it cancels. The request's
   // deadline becomes the call's.
-  virtual CallResult Generate(const ClientRequest& request, const std::function<bool(const ClientEvent&)>& on_event) = 0;
+  virtual CallResult Generate(const ClientRequest& request,
+                              const std::function<bool(const ClientEvent&)>& on_event) = 0;
   // The unary twin; events of the whole answer, in the stream's order.
   virtual StatusOr<std::vector<ClientEvent>> Complete(const ClientRequest& request) = 0;
   // Ends every running call of this client with CANCELLED. Any thread.

@@ -80,7 +80,8 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
                                                      v1::TokenizeResponse* response) {
   if (Status status = CheckModel(request->model()); !status.ok()) return Answer(context, status);
   ClientRequest prompt;
-  if (request->has_text()) prompt.prompt = TextPrompt{request->text(), !request->has_add_special() || request->add_special()};
+  const bool add_special = !request->has_add_special() || request->add_special();
+  if (request->has_text()) prompt.prompt = TextPrompt{request->text(), add_special};
   if (request->has_chat()) prompt.prompt = FromWire(request->chat(), "chat", &prompt.unsupported);
   if (!prompt.unsupported.empty()) {
     return Answer(context, UnimplementedError(prompt.unsupported.front() + ": not supported yet"));

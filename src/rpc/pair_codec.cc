@@ -167,7 +167,8 @@ PairHelloAnswer GetAnswer(const wire::PairHelloAnswer& from, Checker* check) {
 }
 
 Grant GetGrant(const wire::Grant& from, Checker* check) {
-  Grant grant{GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}};
+  Grant grant{GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(),
+              {}, {}};
   check->AtMost("grant.groups", from.groups_size(), kMaxWireGroups);
   if (!check->ok()) return grant;
   for (const wire::GrantedBlocks& granted : from.groups()) {
