@@ -1,6 +1,7 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace baton {
 namespace {
@@ -172,6 +173,8 @@ void EngineCore::Submit(LinkId link, RequestPtr request, Progress progress, Epoc
     return;
   }
   // A higher epoch ends the lower one; its full blocks are in the prefix cache when the new one is admitted.
+  // L10: what ran here goes on here, whatever the role mask says, and while draining.
+  const bool runs_here = existing != children_.end() && options_.rules.Holds(Rule::kL10);
   if (existing != children_.end()) EndChild(existing, now, out);
   Child child;
   child.epoch = epoch;
@@ -181,9 +184,10 @@ void EngineCore::Submit(LinkId link, RequestPtr request, Progress progress, Epoc
   const bool handoff = decode != nullptr && decode->process != options_.self.process;
   child.role = handoff ? Child::Role::kWriter : Child::Role::kLocal;
   if (decode != nullptr) child.decode = *decode;
-  Status status = draining_ ? UnavailableError(options_.self.process.name + " is draining") : CheckRequest(*request, progress);
+  Status status = draining_ && !runs_here ? UnavailableError(options_.self.process.name + " is draining")
+                                          : CheckRequest(*request, progress);
   if (status.ok()) {
-    StatusOr<SequenceId> added = scheduler_.Add(request, progress, epoch, handoff, now);
+    StatusOr<SequenceId> added = scheduler_.Add(request, progress, epoch, handoff, now, runs_here);
     status = added.status();
     if (added.ok()) child.sequence = *added;
   }
@@ -526,6 +530,11 @@ void EngineCore::LaunchSteps(TimePoint now, Outbox* out) {
         begin.push_back(part.sequence);
       }
       if (it != children_.end() && it->second.role == Child::Role::kReader) connector_.MarkRunning(it->second.ticket);
+      // L8: should this step kill the worker, the front has heard that the child was in it.
+      if (it != children_.end() && !std::exchange(it->second.launch_told, true)) {
+        const auto front = fronts_.find(it->second.front);
+        if (front != fronts_.end()) front->second.next_heartbeat = now;
+      }
     }
     ++counters_.steps;
     counters_.computed_tokens += plan.NumTokens();

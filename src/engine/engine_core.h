@@ -80,6 +80,7 @@ class EngineCore {
     SequenceId sequence{};
     TimePoint deadline = kNever;
     PeerAddress decode;           // kWriter
+    bool launch_told = false;     // a heartbeat went out with its first step
     bool send_begun = false;      // kWriter: the hand-off machine has it
     bool handoff_failed = false;  // kWriter: told to the front; the KV waits for its next epoch
     TimePoint hold_until = kNever;

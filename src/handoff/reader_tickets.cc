@@ -5,7 +5,6 @@
 namespace baton {
 namespace {
 
-// A COMMIT this long past is not compared any more: bounds what a hostile count could ask for.
 bool IsReserving(TicketState s) { return s == TicketState::kReserved || s == TicketState::kReceiving; }
 bool IsReadyOrLater(TicketState s) { return s == TicketState::kReady || s == TicketState::kRunning; }
 
@@ -47,8 +46,8 @@ std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
       }
       if (reserve.attempt == t.reserve_attempt) {
         ++counters_.duplicates;
-        // S5: a GRANT is repeated only while its ticket can still be used.
-        if (IsReserving(t.state) || !rules_.Holds(Rule::kS5)) return t.grant;
+        // A GRANT is repeated only while its ticket can still be used.
+        if (IsReserving(t.state)) return t.grant;
         return AnswerTo(reserve, t.ticket, CommitVerdict::kStaleTicket);
       }
     }
@@ -326,7 +325,9 @@ std::vector<const ReaderTicket*> ReaderTickets::Live() const {
 ReaderTicket* ReaderTickets::Current(const Ticket& ticket) {
   if (ticket.reader != self_ || ticket.slot >= slots_.size()) return nullptr;
   ReaderTicket& t = slots_[ticket.slot].now;
-  return t.state != TicketState::kFree && t.ticket.generation == ticket.generation ? &t : nullptr;
+  if (t.state == TicketState::kFree) return nullptr;
+  // S5: a message of another generation of the slot is about another ticket.
+  return t.ticket.generation == ticket.generation || !rules_.Holds(Rule::kS5) ? &t : nullptr;
 }
 
 void ReaderTickets::Quarantine(ReaderTicket& t, TimePoint now, ReaderActions* out) {

@@ -94,7 +94,6 @@ void WriterTickets::HandBack(const ChildEpoch& key, TimePoint now, WriterActions
 }
 
 bool WriterTickets::IsDead(const Ticket& ticket) const {
-  if (!rules_.Holds(Rule::kL2)) return false;
   const auto it = dead_generation_.find({ticket.reader, ticket.slot});
   return it != dead_generation_.end() && ticket.generation <= it->second;
 }
@@ -107,6 +106,7 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
     // A duplicate of the GRANT that is in use is nothing; anything else is given back.
     if (c != nullptr && c->grant.ticket == grant.ticket && c->state != WriterState::kReserving) return;
     ++counters_.unwanted_grants;
+    if (!rules_.Holds(Rule::kL2)) return;
     if (draining_.find(grant.ticket) == draining_.end()) SendDrained(reader, grant.ticket, false, now, out);
     return;
   }
@@ -337,7 +337,8 @@ void WriterTickets::OnAbort(const ProcessId& reader, const AbortTicket& abort, T
     it->second.next_send = now;
     return Tick(now, out);
   }
-  SendDrained(reader, abort.ticket, false, now, out);
+  // L2: also a ticket that was never heard of is answered; its GRANT, should it still come, is dead.
+  if (rules_.Holds(Rule::kL2)) SendDrained(reader, abort.ticket, false, now, out);
 }
 
 void WriterTickets::OnDrainedAck(const ProcessId& reader, const DrainedAck& ack) {

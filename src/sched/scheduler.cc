@@ -93,6 +93,7 @@ std::unique_ptr<Sequence> Scheduler::Make(RequestPtr request, const Progress& pr
   for (const OutputToken& t : progress.tokens) s->tokens.push_back(t.id);
   s->output = progress.tokens;
   s->delivered = progress.delivered;
+  if (!options_.rules.Holds(Rule::kS8)) s->first_counted = static_cast<uint32_t>(progress.tokens.size());
   s->root = ChainRoot(options_.weights, options_.numeric, request->cache_salt);
   s->added = now;
   s->tables.resize(pool_->num_groups());
@@ -103,11 +104,11 @@ std::unique_ptr<Sequence> Scheduler::Make(RequestPtr request, const Progress& pr
 }
 
 StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress, Epoch epoch, bool handoff,
-                                    TimePoint now) {
-  if (handoff && !options_.roles.prefill) {
+                                    TimePoint now, bool runs_here) {
+  if (handoff && !options_.roles.prefill && !runs_here) {
     return FailedPreconditionError("this worker's role does not take prefill work");
   }
-  if (!handoff && !options_.roles.decode) {
+  if (!handoff && !options_.roles.decode && !runs_here) {
     return FailedPreconditionError("this worker's role does not take decode work");
   }
   BATON_RETURN_IF_ERROR(Check(*request, progress));
@@ -152,7 +153,7 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   const uint32_t granted = pool_->BlocksFor(known);
   const uint32_t total = std::min(granted + 1, peak);
   std::vector<BlockTable> tables = MatchPrefix(s, static_cast<uint32_t>(known / pool_->block_tokens()));
-  const uint32_t hit = tables[0].size();
+  uint32_t hit = tables[0].size();
   if (!Available(total - hit, AdmissionReserve())) {
     return ResourceExhaustedError(std::to_string(total - hit) +
                                   " KV blocks are not to be had now: " + pool_->Describe());
@@ -160,6 +161,8 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   const std::vector<uint32_t> count(tables.size(), total - hit);
   BATON_CHECK(pool_->Grow(tables, count));
 
+  // S2: only the new blocks are the writer's; what was found may be shared.
+  if (!options_.rules.Holds(Rule::kS2) && hit > 0) --hit;
   ReceiveGrant grant;
   grant.hit_tokens = hit * pool_->block_tokens();
   for (const BlockTable& table : tables) {

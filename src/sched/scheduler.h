@@ -115,8 +115,9 @@ class Scheduler {
   // old one's full blocks are in the prefix cache by then, most recently used.
   // RESOURCE_EXHAUSTED: the queue is full, try again. INVALID_ARGUMENT: it can never fit here, or makes no
   // sense (empty prompt, answer already complete). FAILED_PRECONDITION: not in this worker's roles.
-  StatusOr<SequenceId> Add(RequestPtr request, const Progress& progress, Epoch epoch, bool handoff,
-                           TimePoint now);
+  // runs_here: it goes on with what an older epoch held here, which no role mask ends (L10).
+  StatusOr<SequenceId> Add(RequestPtr request, const Progress& progress, Epoch epoch, bool handoff, TimePoint now,
+                           bool runs_here = false);
 
   // Reader: blocks for a hand-off of the KV of all of prompt + progress.tokens, and for the first growth.
   // RESOURCE_EXHAUSTED: BUSY, now is not the time. INVALID_ARGUMENT: never (kTooLarge). FAILED_PRECONDITION:

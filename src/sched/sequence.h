@@ -39,6 +39,7 @@ struct Sequence {
   std::vector<TokenId> tokens;      // prompt, then the answer so far
   std::vector<OutputToken> output;  // the answer so far, as Progress carries it
   uint32_t delivered = 0;           // of it the front has; events start here
+  uint32_t first_counted = 0;       // S8: draws and stop rules count from the answer's own start, always
   FinishReason finish = FinishReason::kNone;
 
   // ---- what is computed

@@ -151,7 +151,7 @@ void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* d
   part.num_tokens = num_tokens;
   if (first < s->num_known()) part.inputs.assign(s->tokens.begin() + first, s->tokens.begin() + end);
   part.sample = sample;
-  part.sample_index = sample ? end - s->num_prompt() : 0;
+  part.sample_index = sample ? end - s->num_prompt() - s->first_counted : 0;
   const uint32_t blocks = pool_->BlocksFor(end);
   part.blocks.resize(s->tables.size());
   for (uint32_t g = 0; g < s->tables.size(); ++g) {
@@ -268,7 +268,7 @@ void Scheduler::PartDone(const LaunchedPart& part, Sequence* s, const SampledTok
     s->tokens.push_back(token->token.id);
     s->output.push_back(token->token);
     s->finish = FinishAt(s->request->stop, token->token.id, token->index);
-    outcome->tokens.push_back({s->id, token->index, token->token, s->finish});
+    outcome->tokens.push_back({s->id, token->index + s->first_counted, token->token, s->finish});
   }
   IndexComplete(s);
   if (s->finish != FinishReason::kNone) {

@@ -93,6 +93,14 @@ void SimCluster::Restart(size_t index) {
   w.transport = std::make_unique<SimTransport>(&fabric_, w.self.process, wake);
   StatusOr<std::span<std::byte>> pool = w.transport->AllocatePool(o.pool.total_bytes);
   w.runner = std::make_unique<SimRunner>(&loop_, o.layout, o.pool, *pool, options_.cost, wake);
+  if (index == options_.odd_worker) w.runner->set_dialect(kOddDialect);
+  if (!options_.poison_salt.empty()) {
+    w.runner->set_poison(options_.poison_salt, [this, index] {
+      ++poison_deaths_;
+      Kill(index);
+      loop_.After(std::chrono::milliseconds(50), [this, index] { Restart(index); });
+    });
+  }
   w.core = std::make_unique<EngineCore>(o, w.runner.get(), w.transport.get());
   DialFront(index);
 }
@@ -109,7 +117,7 @@ void SimCluster::Kill(size_t index) {
   for (auto& [key, link] : links_) {
     if (key.first == index) mine.push_back(link);
   }
-  for (const auto& link : mine) Break(link, w.name + " died");
+  for (const auto& link : mine) Break(link, w.name + " died", /*death=*/true);
   const auto watchers = watched_.find(process);
   if (watchers == watched_.end()) return;
   for (const Watched& watcher : watchers->second) {
@@ -133,6 +141,7 @@ void SimCluster::Supervise() {
       if (t->state != TicketState::kQuarantined || now() - t->quarantined_at < std::chrono::seconds(10)) continue;
       const size_t writer = IndexOf(t->writer);
       if (writer == workers_.size()) continue;
+      ++supervisor_kills_;
       Kill(writer);
       return Restart(writer);
     }
@@ -172,6 +181,7 @@ void SimCluster::Turn(size_t index) {
   std::vector<EngineCommand> commands = std::exchange(w.inbox, {});
   w.core->Step(now(), &commands, &out);
   w.core->Audit();
+  if (on_turn) on_turn(index);
   Deliver(index, std::move(out));
   ArmTimer(index);
 }
@@ -285,7 +295,7 @@ void SimCluster::SendPair(size_t index, LinkId id, PairMessage message) {
   for (int i = 0; i < copies; ++i) {
     const bool ordered = greeting || !(i > 0 || rng_.Chance(options_.message_late));
     loop_.At(NextDelivery(*link, to, ordered), [this, link, to, message] {
-      if (!link->up) return;
+      if (!link->delivers) return;
       const size_t process = link->process[to];
       if (workers_[process]->incarnation == link->incarnation[to]) Command(process, FromPeer{link->id[to], message});
     });
@@ -296,7 +306,7 @@ void SimCluster::SendToFront(size_t index, LinkId id, WorkerMessage message) {
   const std::shared_ptr<Link> link = FindLink(index, id);
   if (link == nullptr || !link->up) return;
   loop_.At(NextDelivery(*link, 1, true), [this, link, message = std::move(message)]() mutable {
-    if (!link->up || link->incarnation[1] != front_incarnation_) return;
+    if (!link->delivers || link->incarnation[1] != front_incarnation_) return;
     if (auto* hello = std::get_if<WorkerHello>(&message)) {
       FrontInputNow(WorkerUp{link->id[1], std::move(*hello)});
     } else {
@@ -305,9 +315,10 @@ void SimCluster::SendToFront(size_t index, LinkId id, WorkerMessage message) {
   });
 }
 
-void SimCluster::Break(const std::shared_ptr<Link>& link, const std::string& why) {
+void SimCluster::Break(const std::shared_ptr<Link>& link, const std::string& why, bool death) {
   if (!link->up) return;
   link->up = false;
+  link->delivers = death;
   for (int side = 0; side < 2; ++side) {
     const size_t process = link->process[side];
     loop_.At(std::max(now() + Delay(), link->last_delivery[side]), [this, link, side, process, why] {
@@ -364,7 +375,7 @@ void SimCluster::RestartFront() {
     if (key.first == workers_.size() && link->up) mine.push_back(link);
   }
   BootFront();
-  for (const auto& link : mine) Break(link, "the front died");
+  for (const auto& link : mine) Break(link, "the front died", /*death=*/true);
 }
 
 ClientHandle SimCluster::Submit(ClientRequest request) {
@@ -382,7 +393,7 @@ void SimCluster::FrontInputNow(FrontInput input) {
     const std::shared_ptr<Link> link = FindLink(workers_.size(), id);
     if (link == nullptr || !link->up) continue;
     loop_.At(NextDelivery(*link, 0, true), [this, link, command] {
-      if (!link->up) return;
+      if (!link->delivers) return;
       const size_t process = link->process[0];
       if (workers_[process]->incarnation == link->incarnation[0]) Command(process, FromFront{link->id[0], command});
     });
@@ -412,7 +423,13 @@ void SimCluster::ArmFrontTimer() {
 void SimCluster::StopFaults() {
   options_.message_drop = options_.message_duplicate = options_.message_late = 0;
   *faults_ = FaultPolicy(1, FaultRates{});
-  for (auto& w : workers_) w->paused_until = {};
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    Worker& w = *workers_[i];
+    if (w.paused_until <= now() || w.paused_until == kNever) continue;
+    w.paused_until = {};
+    w.wake_pending = false;
+    Wake(i);
+  }
 }
 
 bool SimCluster::Quiet(std::string* why) const {

@@ -35,8 +35,13 @@ struct SimOptions {
   Duration late_by = std::chrono::milliseconds(30);
   FaultRates transfer;
   FrontLimits front_limits;
+  // This worker (by index) chooses tokens by another dialect than the rest: a numeric fault. None by default.
+  size_t odd_worker = SIZE_MAX;
+  // A request with this cache salt kills every worker in the middle of a step that holds it. "": nothing does.
+  std::string poison_salt;
   Rules rules;
 };
+inline constexpr uint64_t kOddDialect = 0x0dd;
 
 class SimCluster {
  public:
@@ -52,6 +57,8 @@ class SimCluster {
   ClientHandle Submit(ClientRequest request);
   void Cancel(ClientHandle client);
   std::function<void(ClientHandle, const ClientEvent&)> on_event;
+  // After every turn of a worker.
+  std::function<void(size_t worker)> on_turn;
 
   // ---- faults; workers by index: prefill first, then decode, then unified
   size_t num_workers() const { return workers_.size(); }
@@ -59,6 +66,8 @@ class SimCluster {
   void Kill(size_t worker);
   void Restart(size_t worker);  // the same name, the next incarnation
   void Pause(size_t worker, Duration how_long);
+  // Its engine thread takes no turn any more, though its connections stand. Ends with Kill only.
+  void Hang(size_t worker) { workers_[worker]->paused_until = kNever; }
   void BreakFrontLink(size_t worker);
   void BreakPairLinks(size_t worker);
   void FailStep(size_t worker);
@@ -71,6 +80,10 @@ class SimCluster {
   // ---- what is true now
   Front& front() { return *front_; }
   const EngineCore* core(size_t worker) const { return workers_[worker]->core.get(); }
+  const std::string& name(size_t worker) const { return workers_[worker]->name; }
+  uint64_t incarnation(size_t worker) const { return workers_[worker]->incarnation; }
+  uint32_t poison_deaths() const { return poison_deaths_; }
+  uint32_t supervisor_kills() const { return supervisor_kills_; }
   // Nothing lives anywhere: no child, ticket, quarantine; every block is free or cached.
   bool Quiet(std::string* why) const;
 
@@ -93,7 +106,8 @@ class SimCluster {
     size_t process[2];
     uint64_t incarnation[2];
     LinkId id[2];
-    bool up = true;
+    bool up = true;       // takes new messages
+    bool delivers = true;  // what is on its way arrives: false after a cut, true after a process's death
     TimePoint last_delivery[2] = {};  // to that side
   };
   using LinkKey = std::pair<size_t, LinkId>;  // (process, its name of the link)
@@ -109,8 +123,8 @@ class SimCluster {
   void SendPair(size_t worker, LinkId link, PairMessage message);
   void SendToFront(size_t worker, LinkId link, WorkerMessage message);
   void Watch(size_t worker, const WatchProcess& watch);
-  // Both ends learn of it after a delay, each on its own.
-  void Break(const std::shared_ptr<Link>& link, const std::string& why);
+  // Both ends learn of it after a delay, each on its own. A death lets arrive what was sent before.
+  void Break(const std::shared_ptr<Link>& link, const std::string& why, bool death = false);
   std::shared_ptr<Link> FindLink(size_t process, LinkId id) const;
   TimePoint NextDelivery(Link& link, int side, bool ordered);
 
@@ -137,6 +151,7 @@ class SimCluster {
   std::map<ProcessId, std::vector<Watched>> watched_;
   uint64_t next_link_ = uint64_t{1} << 63;
   uint64_t next_client_ = 1;
+  uint32_t poison_deaths_ = 0, supervisor_kills_ = 0;
 };
 
 }  // namespace baton

@@ -1,5 +1,6 @@
 #include "sim/sim_runner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -13,7 +14,8 @@ uint64_t Embed(TokenId token, uint32_t position) { return KeyedDraw(17, static_c
 uint64_t Attend(uint64_t kv, uint32_t position) { return Mix64(kv + position); }
 uint64_t NextLayer(uint64_t x, uint64_t attended, uint32_t layer) { return Mix64(x ^ attended) + layer; }
 
-TokenId Choose(const Request& request, uint64_t x, uint32_t index) {
+TokenId Choose(const Request& request, uint64_t x, uint32_t index, uint64_t dialect) {
+  x ^= dialect;
   const uint64_t drawn = request.sampling.temperature == 0 ? x : KeyedDraw(request.sampling.seed, x, index);
   auto token = static_cast<TokenId>(drawn % kSimVocabulary);
   if (token == kSimEos && index < request.stop.min_tokens) token = 3;
@@ -77,6 +79,16 @@ void SimRunner::StartNext() {
     }
     x_.push_back(std::move(row));
   }
+  const bool poisoned = on_poison_ && std::any_of(plan.sequences.begin(), plan.sequences.end(), [&](const auto& s) {
+    return s.request->cache_salt == poison_salt_;
+  });
+  if (poisoned) {
+    loop_->After(running_time_ / 2, [this, alive = alive_] {
+      if (!*alive) return;
+      const std::function<void()> strike = on_poison_;  // outlives this runner
+      strike();
+    });
+  }
   const uint32_t layers = layout_.groups[0].num_layers;
   for (uint32_t layer = 0; layer < layers; ++layer) {
     loop_->After(running_time_ * (layer + 1) / layers, [this, layer, layers, alive = alive_] {
@@ -120,7 +132,7 @@ void SimRunner::FinishStep() {
     SampledToken sampled;
     sampled.sequence = s.sequence;
     sampled.index = s.sample_index;
-    sampled.token.id = Choose(*s.request, x_[n].back(), s.sample_index);
+    sampled.token.id = Choose(*s.request, x_[n].back(), s.sample_index, dialect_);
     last_sampled_[s.sequence] = sampled.token.id;
     result.tokens.push_back(std::move(sampled));
   }
@@ -149,25 +161,56 @@ void SimRunner::Write(const SequenceStep& s, uint32_t position, uint32_t layer, 
   std::memcpy(Slot(s, position, layer, true), &v, 8);
 }
 
+namespace {
+
+// The last activation after a history that grows token by token.
+class History {
+ public:
+  History(const Request& request, uint32_t layers) : attended_(layers, 0) {
+    for (const TokenId token : request.prompt) Feed(token);
+  }
+  void Feed(TokenId token) {
+    x_ = Embed(token, position_);
+    for (uint32_t layer = 0; layer < attended_.size(); ++layer) {
+      attended_[layer] += Attend(x_ + 3 * Mix64(x_), position_);
+      x_ = NextLayer(x_, attended_[layer], layer);
+    }
+    ++position_;
+  }
+  uint64_t x() const { return x_; }
+
+ private:
+  std::vector<uint64_t> attended_;
+  uint64_t x_ = 0;
+  uint32_t position_ = 0;
+};
+
+}  // namespace
+
 std::vector<TokenId> SimReference(const Request& request, uint32_t layers, uint32_t max_tokens) {
   std::vector<TokenId> answer;
-  std::vector<uint64_t> attended(layers, 0);
-  uint64_t x = 0;
-  const auto feed = [&](TokenId token, uint32_t position) {
-    x = Embed(token, position);
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      attended[layer] += Attend(x + 3 * Mix64(x), position);
-      x = NextLayer(x, attended[layer], layer);
-    }
-  };
-  for (uint32_t i = 0; i < request.prompt.size(); ++i) feed(request.prompt[i], i);
+  History history(request, layers);
   while (answer.size() < max_tokens) {
     const auto index = static_cast<uint32_t>(answer.size());
-    answer.push_back(Choose(request, x, index));
+    answer.push_back(Choose(request, history.x(), index, 0));
     if (FinishAt(request.stop, answer.back(), index) != FinishReason::kNone) break;
-    feed(answer.back(), static_cast<uint32_t>(request.prompt.size()) + index);
+    history.Feed(answer.back());
   }
   return answer;
+}
+
+bool SimFollows(const Request& request, uint32_t layers, const std::vector<TokenId>& answer,
+                const std::vector<uint64_t>& dialects) {
+  History history(request, layers);
+  for (uint32_t i = 0; i < answer.size(); ++i) {
+    const bool follows = std::any_of(dialects.begin(), dialects.end(), [&](uint64_t dialect) {
+      return Choose(request, history.x(), i, dialect) == answer[i];
+    });
+    if (!follows) return false;
+    if (i + 1 < answer.size() && FinishAt(request.stop, answer[i], i) != FinishReason::kNone) return false;
+    history.Feed(answer[i]);
+  }
+  return true;
 }
 
 }  // namespace baton

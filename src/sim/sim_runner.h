@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "baton/kv_layout.h"
@@ -32,6 +34,14 @@ class SimRunner : public ModelRunner {
  public:
   SimRunner(EventLoop* loop, KvLayout layout, KvPoolPlan plan, std::span<std::byte> pool, SimCost cost,
             std::function<void()> wake);
+  // Before the first Launch. Chooses other tokens from the same activations than dialect 0 does: a worker with a
+  // numeric fault behind its KV.
+  void set_dialect(uint64_t dialect) { dialect_ = dialect; }
+  // Called in the middle of every step that holds a request with this salt; it may destroy the runner.
+  void set_poison(std::string salt, std::function<void()> on_poison) {
+    poison_salt_ = std::move(salt);
+    on_poison_ = std::move(on_poison);
+  }
   ~SimRunner() override { *alive_ = false; }
 
   void Launch(StepPlan plan) override;
@@ -60,6 +70,9 @@ class SimRunner : public ModelRunner {
   std::vector<std::vector<uint64_t>> x_;  // [sequence of the running step][token]: activations
   Status fail_next_, failing_;
   Duration running_time_{};
+  uint64_t dialect_ = 0;
+  std::string poison_salt_;
+  std::function<void()> on_poison_;
   std::map<SequenceId, TokenId> last_sampled_;
   std::vector<RunnerEvent> events_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
@@ -68,5 +81,8 @@ class SimRunner : public ModelRunner {
 // The answer of a request by the same arithmetic, without any memory: token `index` after `tokens`.
 // Sees min_tokens (no end token before it), as the runner does.
 std::vector<TokenId> SimReference(const Request& request, uint32_t layers, uint32_t max_tokens);
+// Whether every token of `answer` follows from those before it by one of the dialects, and nothing follows an end.
+bool SimFollows(const Request& request, uint32_t layers, const std::vector<TokenId>& answer,
+                const std::vector<uint64_t>& dialects);
 
 }  // namespace baton

@@ -54,6 +54,93 @@ TEST(SimClusterTest, UnderPoolPressureSequencesArePreemptedAndAnswersStayEqual) 
   EXPECT_EQ(c.failed, 0u);
 }
 
+TEST(SimClusterTest, ACommitThatOvertakesItsChunkNoticesIsAnsweredMissingAndPushedAgain) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t) {
+    ScenarioOptions o;
+    o.cluster.transfer.notice_delay = 0.3;
+    o.cluster.transfer.min_delay = milliseconds(10);
+    o.cluster.transfer.max_delay = milliseconds(150);  // the reader waits 50 ms for them
+    o.every_request_succeeds = true;
+    return o;
+  });
+  EXPECT_GT(c.missing, 0u);
+  EXPECT_GT(c.repushes, 0u);
+  EXPECT_GT(c.disaggregated, 100u);
+}
+
+TEST(SimClusterTest, ACancelThatOvertakesReserveOrFollowsTheAckLeavesNothingBehind) {
+  const ScenarioCounts c = RunAll(40, [](uint64_t) {
+    ScenarioOptions o;
+    o.cancel = 1;
+    o.max_answer = 100;
+    o.cluster.message_late = 0.4;
+    o.cluster.message_duplicate = 0.2;
+    o.supervisor_stays_out = true;
+    return o;
+  });
+  EXPECT_GT(c.cancelled, 200u);
+  EXPECT_GT(c.unwanted_grants, 0u) << "a GRANT met its cancelled child";
+}
+
+TEST(SimClusterTest, ASurplusStepInFlightAtTheEndOfAnAnswerHarmsNobody) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t) {
+    ScenarioOptions o;
+    o.cancel = 0;
+    o.cluster.pool_blocks = 128;  // nobody is preempted: what is left over is past an end token
+    o.shape = [](uint32_t, ClientRequest* r) { r->ignore_eos = false; };
+    o.every_request_succeeds = true;
+    return o;
+  });
+  EXPECT_GT(c.surplus_parts, 0u);
+  EXPECT_EQ(c.preemptions, 0u);
+}
+
+TEST(SimClusterTest, AfterARestartOfTheRouterWorkersAreIdleAgainAndServeTheNewOne) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t) {
+    ScenarioOptions o;
+    o.front_restarts = 2;
+    o.num_requests = 40;
+    return o;
+  });
+  EXPECT_GT(c.lost_with_front, 0u);
+  EXPECT_GT(c.done, 100u);
+}
+
+TEST(SimClusterTest, TwoUnifiedWorkersServeAloneAndHandOffToEachOther) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t seed) {
+    ScenarioOptions o = MixedScenario(seed);
+    o.cluster.num_prefill = o.cluster.num_decode = 0;
+    o.cluster.num_unified = 2;
+    if (seed % 2 == 0) o.shape = [](uint32_t, ClientRequest* r) { r->placement = PlacementHint::kDisaggregated; };
+    return o;
+  });
+  EXPECT_GT(c.used.count("u0") + c.used.count("u1"), 1u);
+  EXPECT_GT(c.disaggregated, 50u);
+  EXPECT_GT(c.done, c.disaggregated);
+}
+
+// DESIGN: hand-off. Receipts count the bytes that were quiet at D when P's last layer began.
+TEST(SimClusterTest, InAOneStepPrefillFourFifthsOfTheBytesAreThereBeforeTheLastLayer) {
+  const ScenarioCounts c = RunAll(3, [](uint64_t) {
+    ScenarioOptions o;
+    o.cluster.num_prefill = o.cluster.num_decode = 1;
+    o.cluster.layers = 32;
+    o.cluster.max_step_tokens = o.cluster.max_prefill_tokens = 512;
+    o.cluster.max_context_tokens = 640;
+    o.cluster.pool_blocks = 80;
+    o.num_requests = 1;
+    o.cancel = 0;
+    o.shape = [](uint32_t, ClientRequest* r) {
+      std::get<TokenPrompt>(r->prompt).ids.assign(512, 9);
+      r->max_tokens = 8;
+      r->placement = PlacementHint::kDisaggregated;
+    };
+    return o;
+  });
+  EXPECT_EQ(c.transfer_bytes, c.done * 512 * 32 * 16) << "every byte once";
+  EXPECT_GE(c.hidden_bytes * 10, c.transfer_bytes * 8);
+}
+
 TEST(SimClusterTest, FiveHundredSeedsOfFaultsKeepEveryPromise) {
   const ScenarioCounts c = RunAll(500, MixedScenario);
   EXPECT_GT(c.done, 5000u);

@@ -1,14 +1,16 @@
 // One simulated life of a cluster under load and faults, drawn from a seed, and the oracles over it. A violation is
-// a sentence; a failing seed is replayed with
+// a sentence; what is checked after every turn is in oracles.h. A failing seed is replayed with
 //   sim_test --gtest_filter=... with BATON_SIM_SEED=<seed> in the environment.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "sim/oracles.h"
 #include "sim/sim_cluster.h"
 
 namespace baton {
@@ -19,9 +21,19 @@ struct ScenarioOptions {
   Duration arrivals_over = std::chrono::milliseconds(300);
   double cancel = 0.1;           // share of requests
   double greedy = 0.5;
-  bool every_request_succeeds = false;  // a failure that the client did not ask for is a violation
   uint32_t max_prompt = 120, max_answer = 40;
+  Duration deadline = std::chrono::seconds(60);  // the client's
+  // The last word on request number 1, 2, ...: prompt, length, placement.
+  std::function<void(uint32_t number, ClientRequest* request)> shape;
+
+  // What counts as a violation besides a wrong answer.
+  bool every_request_succeeds = false;  // a failure that the client did not ask for
+  bool deadlines_hold = true;           // a request that fails by its deadline: faults are long over by then
+  bool supervisor_stays_out = false;    // a worker that only its death could make let go of a block (L9)
+
   uint32_t kills = 0, pauses = 0, front_breaks = 0, pair_breaks = 0, step_failures = 0, front_restarts = 0;
+  uint32_t hangs = 0;             // a worker stands still for 30 s, then it is killed and started again
+  bool decode_workers_die = false;  // for good, the first 30 ms after the start
   Duration pause_for = std::chrono::milliseconds(1500);
   Duration faults_over = std::chrono::milliseconds(400);
 };
@@ -30,7 +42,8 @@ struct ScenarioOptions {
 struct ScenarioCounts {
   uint64_t done = 0, failed = 0, cancelled = 0, tokens = 0, disaggregated = 0, preemptions = 0, cached_tokens = 0;
   uint64_t grants = 0, quarantined = 0, handed_off = 0, repushes = 0, corrupt = 0, replacements = 0;
-  uint64_t lost_with_front = 0, step_failures = 0;
+  uint64_t lost_with_front = 0, step_failures = 0, missing = 0, unwanted_grants = 0, surplus_parts = 0;
+  uint64_t transfer_bytes = 0, hidden_bytes = 0, replay_faults = 0;
   std::map<std::string, uint64_t> used;  // workers by name, in Done's timings
   std::map<std::string, uint64_t> failures;  // by code and reason
   void Add(const ScenarioCounts& o);
@@ -49,10 +62,12 @@ class Scenario {
     std::vector<TokenId> expected;
     std::vector<TokenId> seen;
     bool cancelled = false, ended = false, finished = false;
+    bool odd = false;  // some worker has a numeric fault: no single right answer
   };
   void Arrive();
   void PlanFaults();
   void OnEvent(ClientHandle handle, const ClientEvent& event);
+  void OnEnd(Client& c);
   void Violation(const std::string& what);
   bool AllEnded() const;
   void CollectCounts();
@@ -60,6 +75,7 @@ class Scenario {
   const ScenarioOptions options_;
   Rng rng_;
   std::unique_ptr<SimCluster> cluster_;
+  TurnOracles oracles_;
   std::map<ClientHandle, Client> clients_;
   std::vector<std::vector<int64_t>> prefixes_;
   uint32_t submitted_ = 0;
