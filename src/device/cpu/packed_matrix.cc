@@ -22,26 +22,43 @@ std::vector<const uint8_t*> StackedRows(std::span<const TensorView> parts, size_
 }
 
 // Quantised forms: a GGUF block is its fp16 scales, then 32 int8, or 16 bytes of nibbles (elements j, j + 16).
+void PackScales(const uint8_t* const* rows, size_t offset, size_t scale_bytes, uint8_t* group) {
+  for (uint32_t c = 0; c < kPanelColumns; ++c) {
+    if (rows[c] == nullptr) continue;
+    std::memcpy(group + c * 2, rows[c] + offset, 2);
+    if (scale_bytes == 4) std::memcpy(group + 32 + c * 2, rows[c] + offset + 2, 2);
+  }
+}
+
+// Columns c and c + 8 share a byte; both halves of a GGUF byte are placed at once.
+void PackNibbles(const uint8_t* const* rows, size_t offset, uint8_t* values) {
+  static constexpr uint8_t kZero[16] = {};
+  for (uint32_t c = 0; c < 8; ++c) {
+    const uint8_t* low = rows[c] == nullptr ? kZero : rows[c] + offset;
+    const uint8_t* high = rows[c + 8] == nullptr ? kZero : rows[c + 8] + offset;
+    for (uint32_t i = 0; i < 16; ++i) {
+      values[i * 8 + c] = static_cast<uint8_t>((low[i] & 15u) | (high[i] & 15u) << 4);
+      values[(i + 16) * 8 + c] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0u));
+    }
+  }
+}
+
 void PackQuantised(DType dtype, const uint8_t* const* rows, uint32_t k, uint8_t* panel) {
   const size_t block_bytes = Traits(dtype).block_bytes;
   const size_t scale_bytes = dtype == DType::kQ4_1 ? 4 : 2;
   for (uint32_t g = 0; g < k / kQuantGroup; ++g) {
     uint8_t* group = panel + g * PanelGroupBytes(dtype);
     uint8_t* values = group + scale_bytes * kPanelColumns;
+    const size_t offset = g * block_bytes;
+    PackScales(rows, offset, scale_bytes, group);
+    if (dtype != DType::kQ8_0) {
+      PackNibbles(rows, offset + scale_bytes, values);
+      continue;
+    }
     for (uint32_t c = 0; c < kPanelColumns; ++c) {
       if (rows[c] == nullptr) continue;
-      const uint8_t* block = rows[c] + g * block_bytes;
-      std::memcpy(group + c * 2, block, 2);
-      if (dtype == DType::kQ4_1) std::memcpy(group + 32 + c * 2, block + 2, 2);
-      const uint8_t* q = block + scale_bytes;
-      for (uint32_t i = 0; i < kQuantGroup; ++i) {
-        if (dtype == DType::kQ8_0) {
-          values[i * 16 + c] = q[i];
-        } else {
-          const uint32_t nibble = i < 16 ? q[i] & 15u : q[i - 16] >> 4;
-          values[i * 8 + c % 8] |= static_cast<uint8_t>(c < 8 ? nibble : nibble << 4);
-        }
-      }
+      const uint8_t* q = rows[c] + offset + scale_bytes;
+      for (uint32_t i = 0; i < kQuantGroup; ++i) values[i * 16 + c] = q[i];
     }
   }
 }
