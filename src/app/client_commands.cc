@@ -148,8 +148,7 @@ int RunChat(const Settings& settings) {
   const auto client = InferenceClient::Create({.address = settings.Text("server"), .in_process = nullptr});
   if (settings.Text("message").empty()) return Converse(settings, client.get(), std::move(request));
   for (const char* name : {"message", "system"}) {
-    if (Status s = ValidateUtf8(settings.Text(name), name); !s.ok())
-      return Fail(kExitUsage, s);
+    if (Status s = ValidateUtf8(settings.Text(name), name); !s.ok()) return Fail(kExitUsage, s);
   }
   ChatPrompt prompt{Opening(settings)};
   prompt.messages.push_back({"user", settings.Text("message"), ""});

@@ -161,7 +161,7 @@ int RunCommandLine(int argc, const char* const* argv) {
                                                    " does not exist yet; baton --help lists what does"));
       }
     }
-      if (argv[1][0] != '-' && !IsCommand(app, argv[1])) {
+    if (argv[1][0] != '-' && !IsCommand(app, argv[1])) {
       return Fail(kExitUsage, InvalidArgumentError("there is no command '" + std::string(argv[1]) +
                                                    "' (--help shows what is possible)"));
     }

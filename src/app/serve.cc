@@ -1,6 +1,6 @@
 // `router`, `prefill`, `decode`, `unified`, and `up` in one process.
 #include <future>
-#include <set>
+#include <map>
 
 #include "app/commands.h"
 #include "app/model_source.h"
@@ -30,16 +30,23 @@ class MembershipLines {
 
   // How long until it is worth looking again.
   std::chrono::milliseconds Look() {
-    std::set<std::string> now;
-    for (const WorkerSnapshot& w : Snapshot().workers) now.insert(w.process.name);
-    for (const std::string& name : now) {
-      if (!names_.contains(name)) events_->Say(name + " joined");
+    std::map<std::string, Incarnation> now;
+    for (const WorkerSnapshot& w : Snapshot().workers) now[w.process.name] = w.process.incarnation;
+    // Between two looks a worker may have died and come back.
+    const auto stays = [](const auto& all, const auto& worker) {
+      const auto it = all.find(worker.first);
+      return it != all.end() && it->second == worker.second;
+    };
+    for (const auto& worker : workers_) {
+      if (stays(now, worker)) continue;
+      events_->Say(worker.first + " left");
+      complete_ = false;
     }
-    for (const std::string& name : names_) {
-      if (!now.contains(name)) events_->Say(name + " left");
+    for (const auto& worker : now) {
+      if (!stays(workers_, worker)) events_->Say(worker.first + " joined");
     }
-    names_ = std::move(now);
-    const bool complete = expected_ != 0 && names_.size() >= expected_ && server_->front().serving();
+    workers_ = std::move(now);
+    const bool complete = expected_ != 0 && workers_.size() >= expected_ && server_->front().serving();
     if (complete && !complete_) events_->Say(std::string(kAllJoinedLine));
     complete_ = complete;
     return expected_ != 0 && !complete_ ? kWatchStarting : kWatchRunning;
@@ -58,7 +65,7 @@ class MembershipLines {
   RouterServer* const server_;
   EventLines* const events_;
   const size_t expected_;
-  std::set<std::string> names_;
+  std::map<std::string, Incarnation> workers_;  // by name
   bool complete_ = false;
 };
 

@@ -28,8 +28,8 @@ namespace {
 
 constexpr size_t kInlet = 1 << 14;         // commands waiting for the engine
 constexpr size_t kInletControl = 1 << 16;  // room of its own for what is never refused
-// Private memory costs nothing until it is touched; shared memory is there, zeroed, from the start, which takes
-// time. So a worker that shares its pool begins small: this much, or one full context.
+// Private memory costs nothing until it is touched; shared memory is there, zeroed, from the start, which
+// takes time. So a worker that shares its pool begins small: this much, or one full context.
 constexpr uint64_t kMostAutoKvBytes = uint64_t{1} << 30;
 constexpr uint64_t kLeastSharedAutoKvBytes = uint64_t{256} << 20;
 constexpr double kShareOfSharedMemory = 0.8;
@@ -64,7 +64,8 @@ StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file,
   request.max_auto_kv_bytes = kMostAutoKvBytes;
   const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
   if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
-    const uint64_t one_context = uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
+    const uint64_t one_context =
+        uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
     request.max_auto_kv_bytes = std::max(kLeastSharedAutoKvBytes, one_context);
     if (const uint64_t room = SharedMemoryRoom(); room != 0) {
       const auto usable = static_cast<uint64_t>(static_cast<double>(room) * kShareOfSharedMemory) / share;

@@ -1,5 +1,5 @@
-// `baton up` as a fixture: started on a free port, asked through gRPC, stopped in order, with every process accounted
-// for. The test's main thread, and threads that only ask.
+// `baton up` as a fixture: started on a free port, asked through gRPC, stopped in order, with every process
+// accounted for. The test's main thread, and threads that only ask.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,6 +40,7 @@ inline std::string RealModel() {
 }
 
 struct Answer {
+  Started started;
   std::string text;
   std::vector<TokenId> ids;
   Finished finished;
@@ -50,7 +51,8 @@ struct Answer {
 
 inline std::vector<int64_t> RandomPrompt(uint64_t seed, size_t length) {
   std::vector<int64_t> out;
-  for (size_t i = 0; i < length; ++i) out.push_back(static_cast<int64_t>(3 + Mix64(seed * 1'000'003 + i) % (kTinyVocabulary - 3)));
+  for (size_t i = 0; i < length; ++i)
+    out.push_back(static_cast<int64_t>(3 + Mix64(seed * 1'000'003 + i) % (kTinyVocabulary - 3)));
   return out;
 }
 
@@ -70,7 +72,9 @@ inline Answer Ask(InferenceClient* client, const ClientRequest& request,
                   const std::function<void(const Answer&)>& on_delta = {}) {
   Answer answer;
   answer.result = client->Generate(request, [&](const ClientEvent& event) {
-    if (const auto* delta = std::get_if<Delta>(&event)) {
+    if (const auto* started = std::get_if<Started>(&event)) {
+      answer.started = *started;
+    } else if (const auto* delta = std::get_if<Delta>(&event)) {
       answer.text += delta->text;
       answer.ids.insert(answer.ids.end(), delta->token_ids.begin(), delta->token_ids.end());
       if (on_delta) on_delta(answer);
@@ -98,9 +102,11 @@ class Cluster {
  public:
   explicit Cluster(const ClusterShape& shape) : shape_(shape) {
     std::vector<std::string> arguments = {BATON_BINARY, "up", shape.model, "--listen", "127.0.0.1:0"};
-    arguments.insert(arguments.end(), {"--state-dir", folder_.path() + "/state", "--kv-memory", shape.kv_memory});
+    arguments.insert(arguments.end(),
+                     {"--state-dir", folder_.path() + "/state", "--kv-memory", shape.kv_memory});
     if (shape.decode > 0) {
-      arguments.insert(arguments.end(), {"--prefill", std::to_string(shape.prefill), "--decode", std::to_string(shape.decode)});
+      arguments.insert(arguments.end(), {"--prefill", std::to_string(shape.prefill), "--decode",
+                                         std::to_string(shape.decode)});
     }
     if (!shape.transport.empty()) arguments.insert(arguments.end(), {"--transport", shape.transport});
     arguments.insert(arguments.end(), shape.more.begin(), shape.more.end());
@@ -115,7 +121,9 @@ class Cluster {
     if (::testing::Test::HasFailure()) std::fprintf(stderr, "the cluster's log:\n%s\n", Log().c_str());
   }
 
-  std::unique_ptr<InferenceClient> Client() const { return InferenceClient::Create({.address = address_, .in_process = nullptr}); }
+  std::unique_ptr<InferenceClient> Client() const {
+    return InferenceClient::Create({.address = address_, .in_process = nullptr});
+  }
   const std::string& address() const { return address_; }
   Process& process() { return *process_; }
   std::string Log() const { return process_->out() + process_->err(); }
@@ -139,7 +147,9 @@ class Cluster {
   }
   // What the log holds now; ReadyAgain waits for a line after it.
   size_t Mark() const { return process_->out().size(); }
-  bool ReadyAgain(size_t mark) { return process_->WaitForOut(kReady, milliseconds(30'000), mark) != std::string::npos; }
+  bool ReadyAgain(size_t mark) {
+    return process_->WaitForOut(kReady, milliseconds(30'000), mark) != std::string::npos;
+  }
 
   // Nothing runs and every block of every worker has come back.
   ::testing::AssertionResult BecomesIdle(milliseconds limit = milliseconds(15'000)) {
@@ -155,7 +165,8 @@ class Cluster {
       bool all = cluster->workers.size() == workers && cluster->live == 0;
       seen = std::to_string(cluster->workers.size()) + " workers, live " + std::to_string(cluster->live);
       for (const WorkerDescription& w : cluster->workers) {
-        const bool returned = w.free_blocks == w.total_blocks && w.quarantined_blocks == std::vector<uint32_t>(1, 0);
+        const bool returned =
+            w.free_blocks == w.total_blocks && w.quarantined_blocks == std::vector<uint32_t>(1, 0);
         all = all && w.running == 0 && w.waiting == 0 && returned;
         seen += "; " + w.name + " running " + std::to_string(w.running) + " free " +
                 std::to_string(w.free_blocks.empty() ? 0 : w.free_blocks[0]) + " of " +

@@ -44,7 +44,8 @@ class SplitEqualsUnifiedTest : public ::testing::TestWithParam<Split> {};
 
 TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
   const auto& expected = UnifiedAnswers();
-  Cluster cluster({.prefill = GetParam().prefill, .decode = GetParam().decode, .transport = GetParam().transport});
+  Cluster cluster(
+      {.prefill = GetParam().prefill, .decode = GetParam().decode, .transport = GetParam().transport});
   const uint64_t block_bytes = BlockBytes(TinyModel());
 
   // Together, so that every worker is needed.
@@ -102,11 +103,12 @@ TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SplitEqualsUnifiedTest,
-                         ::testing::Values(Split{1, 1, "ucx-shm"}, Split{1, 1, "ucx-tcp"}, Split{2, 2, "ucx-shm"},
-                                           Split{2, 2, "ucx-tcp"}, Split{1, 1, "auto"}),
+                         ::testing::Values(Split{1, 1, "ucx-shm"}, Split{1, 1, "ucx-tcp"},
+                                           Split{2, 2, "ucx-shm"}, Split{2, 2, "ucx-tcp"},
+                                           Split{1, 1, "auto"}),
                          [](const auto& info) {
-                           std::string name = std::to_string(info.param.prefill) + "P" + std::to_string(info.param.decode) +
-                                              "D_" + info.param.transport;
+                           std::string name = std::to_string(info.param.prefill) + "P" +
+                                              std::to_string(info.param.decode) + "D_" + info.param.transport;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });

@@ -1,5 +1,5 @@
-// A prefill and a decode engine in one process, each with its thread, its runner and the local transport between
-// them, and a pump that carries what they say. No gRPC and no UCX, so sanitizers see everything.
+// A prefill and a decode engine in one process, each with its thread, its runner and the local transport
+// between them, and a pump that carries what they say. No gRPC and no UCX, so sanitizers see everything.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,9 @@ struct Node {
   std::unique_ptr<EngineCore> core;
   std::unique_ptr<EngineThread> thread;
 
-  void Push(EngineCommand command) { BATON_CHECK(inlet.PushControl(std::move(command)), "the inlet is full"); }
+  void Push(EngineCommand command) {
+    BATON_CHECK(inlet.PushControl(std::move(command)), "the inlet is full");
+  }
 };
 
 // Carries Outbox contents between nodes, and keeps what they say to the front. Called by engine threads.
@@ -138,12 +140,14 @@ Node::Node(std::string name, RoleMask roles, uint32_t kv_tokens, const LocalFabr
   options.self = self;
   options.model = weights.model->identity();
   options.layout = MakeKvLayout(weights.model->decoder(), 32);
-  options.pool = PlanPool(options.layout, uint64_t{options.layout.BlocksFor(kv_tokens)} * options.layout.BlockBytes(0) + 4096);
+  options.pool = PlanPool(
+      options.layout, uint64_t{options.layout.BlocksFor(kv_tokens)} * options.layout.BlockBytes(0) + 4096);
   const std::span<std::byte> pool = Unwrap(transport->AllocatePool(options.pool.total_bytes));
   CpuRunnerOptions runner_options;
   runner_options.max_step_tokens = 64;
   runner_options.waker = &inlet;
-  runner = Unwrap(CpuModelRunner::Create(*weights.model, *device, options.layout, options.pool, pool, runner_options));
+  runner = Unwrap(
+      CpuModelRunner::Create(*weights.model, *device, options.layout, options.pool, pool, runner_options));
   options.numeric = runner->numeric_identity();
   options.vocab_size = kVocabulary;
   options.roles = roles;
@@ -151,10 +155,11 @@ Node::Node(std::string name, RoleMask roles, uint32_t kv_tokens, const LocalFabr
   options.scheduler.max_prefill_tokens = 64;
   options.scheduler.max_running = 16;
   options.scheduler.max_context_tokens = 512;
-  options.prior = PriorFor({.active_parameters = 1e5, .weight_bytes = 1e5, .attention_width = 256, .kv_bytes_per_token = 1024});
+  options.prior = PriorFor(
+      {.active_parameters = 1e5, .weight_bytes = 1e5, .attention_width = 256, .kv_bytes_per_token = 1024});
   core = std::make_unique<EngineCore>(options, runner.get(), transport.get());
-  thread = std::make_unique<EngineThread>(core.get(), &inlet, &clock,
-                                          [this, pump](Outbox&& out) { pump->Deliver(this, std::move(out)); });
+  thread = std::make_unique<EngineThread>(
+      core.get(), &inlet, &clock, [this, pump](Outbox&& out) { pump->Deliver(this, std::move(out)); });
   pump->Add(this);
   thread->Start();
   Push(LinkUp{kFrontLink, LinkKind::kFront});
@@ -164,7 +169,8 @@ Node::Node(std::string name, RoleMask roles, uint32_t kv_tokens, const LocalFabr
 RequestPtr MakeRequest(uint64_t number, size_t length, uint32_t max_tokens, float temperature) {
   auto request = std::make_shared<Request>();
   request->id = {kFront, number, 0};
-  for (size_t i = 0; i < length; ++i) request->prompt.push_back(static_cast<TokenId>(3 + Mix64(length * 1000 + i) % (kVocabulary - 3)));
+  for (size_t i = 0; i < length; ++i)
+    request->prompt.push_back(static_cast<TokenId>(3 + Mix64(length * 1000 + i) % (kVocabulary - 3)));
   request->sampling.temperature = temperature;
   request->sampling.seed = 99;
   request->sampling.logprobs = 2;
@@ -228,7 +234,8 @@ std::vector<OutputToken> Tokens(const Told& told) {
 void ExpectClean(Node* node) {
   node->Push(BeginDrain{});
   const auto end = std::chrono::steady_clock::now() + kLimit;
-  while (!node->thread->drained() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (!node->thread->drained() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(node->thread->drained()) << node->self.process.name;
   node->thread->Stop();
   node->core->Audit();

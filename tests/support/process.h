@@ -1,5 +1,5 @@
-// Real processes for tests: started with a log of everything they print, stopped with certainty. A child dies with
-// the test (PR_SET_PDEATHSIG), whatever happens to it. The test's main thread only.
+// Real processes for tests: started with a log of everything they print, stopped with certainty. A child dies
+// with the test (PR_SET_PDEATHSIG), whatever happens to it. The test's main thread only.
 #pragma once
 
 #include <fcntl.h>
@@ -58,9 +58,11 @@ inline bool Eventually(std::chrono::milliseconds limit, const std::function<bool
 
 class Process {
  public:
-  // stdout and stderr go to files of `folder`. `environment` is added to this process's own, without its BATON_*.
+  // stdout and stderr go to files of `folder`. `environment` is added to this process's own, without its
+  // BATON_*.
   Process(const ScratchFolder& folder, std::vector<std::string> arguments,
-          const std::vector<std::pair<std::string, std::string>>& environment = {}, const std::string& input = "") {
+          const std::vector<std::pair<std::string, std::string>>& environment = {},
+          const std::string& input = "") {
     static int count = 0;
     const std::string base = folder.path() + "/" + std::to_string(getpid()) + "." + std::to_string(++count);
     out_ = base + ".out";
@@ -122,7 +124,8 @@ class Process {
   // Until stdout has `text` at or after `from`; npos when it does not come in time.
   size_t WaitForOut(const std::string& text, std::chrono::milliseconds limit, size_t from = 0) {
     size_t at = std::string::npos;
-    Eventually(limit, [&] { return (at = out().find(text, from)) != std::string::npos || Wait({}).has_value(); });
+    Eventually(limit,
+               [&] { return (at = out().find(text, from)) != std::string::npos || Wait({}).has_value(); });
     return at == std::string::npos ? out().find(text, from) : at;
   }
 

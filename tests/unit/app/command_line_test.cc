@@ -28,7 +28,8 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class CommandLineTest : public ::testing::Test {
  protected:
-  Outcome Run(std::vector<std::string> arguments, const Variables& environment = {}, const std::string& input = "") {
+  Outcome Run(std::vector<std::string> arguments, const Variables& environment = {},
+              const std::string& input = "") {
     arguments.insert(arguments.begin(), BATON_BINARY);
     Process process(folder_, arguments, environment, input);
     const auto code = process.Wait(milliseconds(30'000));
@@ -50,12 +51,14 @@ class CommandLineTest : public ::testing::Test {
 TEST_F(CommandLineTest, HelpNamesEverySubcommandAndEndsWithZero) {
   const Outcome help = Run({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize", "model"}) {
+  for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize",
+                           "detokenize", "model"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
   }
   const Outcome up = Run({"up", "--help"});
   EXPECT_EQ(up.code, 0);
-  for (const char* text : {"--listen", "--kv-memory", "default 32", "--insecure-listen"}) EXPECT_THAT(up.out, HasSubstr(text));
+  for (const char* text : {"--listen", "--kv-memory", "default 32", "--insecure-listen"})
+    EXPECT_THAT(up.out, HasSubstr(text));
   EXPECT_EQ(up.out.find("--status-fd"), std::string::npos);
 }
 
@@ -70,7 +73,8 @@ TEST_F(CommandLineTest, BadUsageEndsWithTwoAndOneClearLine) {
   ExpectRefused(Run({"up", kTiny, "--config", folder_.path() + "/none.toml"}), "cannot be read");
   ExpectRefused(Run({"up", kTiny}, {{"BATON_THREADS", "x"}}), "BATON_THREADS: 'x' is not a whole number");
   ExpectRefused(Run({"bench"}), "bench does not exist yet");
-  ExpectRefused(Run({"up", kTiny, "--max-context", "100000", "--state-dir", folder_.path()}), "the model's own limit is 512");
+  ExpectRefused(Run({"up", kTiny, "--max-context", "100000", "--state-dir", folder_.path()}),
+                "the model's own limit is 512");
   ExpectRefused(Run({"up", kTiny, "--memory", "1MiB", "--state-dir", folder_.path()}), "does not fit");
 }
 
@@ -78,9 +82,12 @@ TEST_F(CommandLineTest, AMissingOrCorruptModelEndsWithTwoAndNamesTheFile) {
   const std::string corrupt = Write("corrupt.gguf", "GGUF this is not");
   const std::string cut = Write("cut.gguf", test::ReadWhole(kTiny).substr(0, 100'000));
   for (const std::string& path : {folder_.path() + "/none.gguf", corrupt, cut}) {
-    for (const std::vector<std::string>& command :
-         {std::vector<std::string>{"up", path}, {"up", path, "--prefill", "1", "--decode", "1"}, {"router", path},
-          {"decode", path}, {"tokenize", path, "x"}, {"model", "inspect", path}}) {
+    for (const std::vector<std::string>& command : {std::vector<std::string>{"up", path},
+                                                    {"up", path, "--prefill", "1", "--decode", "1"},
+                                                    {"router", path},
+                                                    {"decode", path},
+                                                    {"tokenize", path, "x"},
+                                                    {"model", "inspect", path}}) {
       ExpectRefused(Run(command), path);
     }
   }
@@ -99,7 +106,8 @@ TEST_F(CommandLineTest, APortInUseEndsWithTwo) {
   ExpectRefused(Run({"up", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
   ExpectRefused(Run({"router", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
   ExpectRefused(Run({"decode", kTiny, "--listen", where, "--state-dir", folder_.path()}), where);
-  const Outcome up = Run({"up", kTiny, "--prefill", "1", "--decode", "1", "--listen", where, "--state-dir", folder_.path()});
+  const Outcome up =
+      Run({"up", kTiny, "--prefill", "1", "--decode", "1", "--listen", where, "--state-dir", folder_.path()});
   EXPECT_EQ(up.code, 2);
   EXPECT_THAT(up.err, HasSubstr(where));
   close(taken);
@@ -113,7 +121,8 @@ TEST_F(CommandLineTest, AServerThatIsNotThereEndsWithOne) {
 
 TEST_F(CommandLineTest, PrintConfigShowsEveryValueWithItsOriginAndReadsBack) {
   const std::string file = Write("baton.toml", "max-running = 9\nthreads = 2\n");
-  const Outcome printed = Run({"up", kTiny, "--config", file, "--max-queue", "3", "--print-config"}, {{"BATON_THREADS", "1"}});
+  const Outcome printed =
+      Run({"up", kTiny, "--config", file, "--max-queue", "3", "--print-config"}, {{"BATON_THREADS", "1"}});
   EXPECT_EQ(printed.code, 0) << printed.err;
   EXPECT_THAT(printed.out, ::testing::ContainsRegex("max-running = 9 +# .*baton.toml\n"));
   EXPECT_THAT(printed.out, ::testing::ContainsRegex("threads = 1 +# environment: BATON_THREADS\n"));
@@ -133,7 +142,8 @@ TEST_F(CommandLineTest, TokenizeTakesAndGivesOneJsonValueALine) {
   EXPECT_THAT(batch.out, HasSubstr("\n[1, "));  // <|im_start|> is a control token: the text is trusted
   EXPECT_EQ(Run({"tokenize", kTiny, "--batch", "-"}, {}, lines).out, batch.out);
   EXPECT_EQ(Run({"tokenize", kTiny, "The town"}).out, Run({"tokenize", kTiny}, {}, "The town").out);
-  ExpectRefused(Run({"tokenize", kTiny, "--batch", Write("bad.jsonl", "not json\n")}), "bad.jsonl, line 1: not a JSON string");
+  ExpectRefused(Run({"tokenize", kTiny, "--batch", Write("bad.jsonl", "not json\n")}),
+                "bad.jsonl, line 1: not a JSON string");
 }
 
 TEST_F(CommandLineTest, DetokenizeUndoesTokenize) {

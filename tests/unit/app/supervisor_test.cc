@@ -58,8 +58,12 @@ std::string After(const ChildPlan& child, const std::string& flag) {
 }
 
 TEST(PlanChildrenTest, ARouterAndAProcessPerRoleWithWhatTheUserAskedFor) {
-  const Settings settings = Resolve({{"model", "m.gguf"}, {"prefill", "2"}, {"decode", "1"}, {"kv-memory", "64MiB"},
-                                     {"max-queue", "5"}, {"log-level", "warn"}});
+  const Settings settings = Resolve({{"model", "m.gguf"},
+                                     {"prefill", "2"},
+                                     {"decode", "1"},
+                                     {"kv-memory", "64MiB"},
+                                     {"max-queue", "5"},
+                                     {"log-level", "warn"}});
   const auto plan = PlanChildren(settings, Cores(7), 7, "127.0.0.1:0", "127.0.0.1:4000");
   ASSERT_EQ(plan.size(), 4u);
   EXPECT_EQ(plan[0].arguments[0], "router");
@@ -85,12 +89,21 @@ TEST(PlanChildrenTest, ARouterAndAProcessPerRoleWithWhatTheUserAskedFor) {
 }
 
 TEST(PlanChildrenTest, EveryPlannedCommandLineIsOneThatItsCommandKnows) {
-  const Settings settings = Resolve({{"model", "m.gguf"}, {"prefill", "1"}, {"decode", "1"}, {"insecure-listen", "true"},
-                                     {"listen", "0.0.0.0:9"}, {"transport", "ucx-tcp"}, {"threads", "1"},
-                                     {"state-dir", "/x"}, {"max-context", "100"}, {"name", "blue"}});
+  const Settings settings = Resolve({{"model", "m.gguf"},
+                                     {"prefill", "1"},
+                                     {"decode", "1"},
+                                     {"insecure-listen", "true"},
+                                     {"listen", "0.0.0.0:9"},
+                                     {"transport", "ucx-tcp"},
+                                     {"threads", "1"},
+                                     {"state-dir", "/x"},
+                                     {"max-context", "100"},
+                                     {"name", "blue"}});
   for (const ChildPlan& child : PlanChildren(settings, Cores(1), 1, "0.0.0.0:9", "0.0.0.0:9")) {
     SettingsInput input;
-    input.command = child.arguments[0] == "router" ? kRouter : child.arguments[0] == "prefill" ? kPrefill : kDecode;
+    input.command = child.arguments[0] == "router"    ? kRouter
+                    : child.arguments[0] == "prefill" ? kPrefill
+                                                      : kDecode;
     input.flags["model"] = child.arguments[1];
     for (size_t i = 2; i < child.arguments.size(); ++i) {
       const std::string name = child.arguments[i].substr(2);
