@@ -401,7 +401,9 @@ void EngineCore::OnReady(const Commit& commit, TimePoint now) {
   if (!status.ok()) {
     Emit(child, ChildFailed{commit.child, commit.epoch, status.Annotate("COMMIT")});
     connector_.EndTicket(child.ticket, now);
-    EndSequence(child.sequence);
+    by_sequence_.erase(child.sequence);
+    // Its writer is quiet: the ticket was READY.
+    for (QuarantinedBlocks& blocks : scheduler_.Quarantine(child.sequence)) pool_.Release(std::move(blocks));
     children_.erase(it);
     return;
   }

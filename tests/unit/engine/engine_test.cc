@@ -1,0 +1,297 @@
+#include <gtest/gtest.h>
+
+#include "engine_bench.h"
+
+namespace baton {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::vector<uint32_t> Indices(const EngineBench& b) {
+  std::vector<uint32_t> out;
+  for (const TokenEvent& e : b.Told<TokenEvent>()) out.push_back(e.index);
+  return out;
+}
+
+TEST(EngineCore, EmitsFromTheDeliveredCountOn) {
+  EngineBench b;
+  Progress progress{{{11, 0, {}}, {12, 0, {}}, {13, 0, {}}}, 1, seconds(60)};
+  b.Front(DecodeCommand{b.Make(1, 20, 8), progress, 1});
+  b.Finish(14);
+  EXPECT_EQ(Indices(b), (std::vector<uint32_t>{1, 2, 3}));
+  const auto told = b.Told<TokenEvent>();
+  EXPECT_EQ(told[0].token.id, 12);
+  EXPECT_EQ(told[2].token.id, 14);
+}
+
+TEST(EngineCore, RunsAnAnswerToItsLengthAndGivesEverythingBack) {
+  EngineBench b;
+  b.Front(DecodeCommand{b.Make(1, 40, 3), EngineBench::Fresh(), 1});
+  while (!b.runner.launched.empty()) b.Finish(20);
+  EXPECT_EQ(Indices(b), (std::vector<uint32_t>{0, 1, 2}));
+  EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+  EXPECT_EQ(b.Told<ReceiptEvent>().size(), 1u);
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, ACancelThatOvertakesItsPrefillRefusesIt) {
+  EngineBench b;
+  const RequestPtr request = b.Make(1, 20, 8);
+  b.Front(CancelCommand{request->id, 1});
+  b.Front(PrefillCommand{request, EngineBench::Fresh(), 1, b.reader});
+  EXPECT_TRUE(b.runner.launched.empty());
+  EXPECT_TRUE(b.core->idle());
+  b.Front(DecodeCommand{request, EngineBench::Fresh(), 2});
+  EXPECT_EQ(b.runner.launched.size(), 2u) << "the next epoch is another matter: its prompt, and the step behind it";
+}
+
+TEST(EngineCore, ACommandOfAnotherFrontsChildOrOfALowerEpochChangesNothing) {
+  EngineBench b;
+  Request foreign = *b.Make(1, 20, 8);
+  foreign.id.front = EngineBench::kFront + 1;
+  b.Front(DecodeCommand{std::make_shared<const Request>(foreign), EngineBench::Fresh(), 1});
+  const RequestPtr request = b.Make(2, 20, 8);
+  b.Front(DecodeCommand{request, EngineBench::Fresh(), 3});
+  b.Front(DecodeCommand{request, EngineBench::Fresh(), 2});
+  b.Front(DecodeCommand{request, EngineBench::Fresh(), 3});
+  EXPECT_EQ(b.core->counters().stale_commands, 3u);
+}
+
+TEST(EngineCore, WithOneTokenToGiveItSendsNoReserve) {
+  EngineBench b;
+  b.Front(PrefillCommand{b.Make(1, 40, 1), EngineBench::Fresh(), 1, b.reader});
+  b.Finish(9);
+  EXPECT_TRUE(b.dials.empty());
+  ASSERT_EQ(b.Told<TokenEvent>().size(), 1u);
+  EXPECT_EQ(b.Told<TokenEvent>()[0].finish, FinishReason::kLength);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, TellsItsFrontOfAChildsFirstStepAtOnce) {
+  EngineBench b;
+  const size_t before = b.heartbeats.size();
+  b.Front(DecodeCommand{b.Make(1, 40, 8), EngineBench::Fresh(), 1});
+  ASSERT_EQ(b.heartbeats.size(), before + 1) << "L8: should the step kill the worker, the front knows that it was in it";
+  EXPECT_GE(b.heartbeats.back().steps, 1u);
+  EXPECT_GT(b.heartbeats.back().step_overdue_in, Duration(0));
+}
+
+// ---- writer ---------------------------------------------------------------------------------------
+
+TEST(EngineCore, PostsExactlyTheBlocksThatTheReaderLacksAndEndsWithItsAck) {
+  for (const uint32_t hit_blocks : {0u, 1u, 2u}) {
+    EngineBench b({true, false});
+    b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+    b.AnswerDial();
+    b.FromReader(b.GrantFor(b.Last<Reserve>(), hit_blocks));
+    EXPECT_TRUE(b.transport.posts.empty()) << "nothing is computed yet (S3)";
+    b.Finish(9);
+    EXPECT_EQ(b.transport.bytes_posted(), (3 - hit_blocks) * b.layout.BlockBytes(0));
+    EXPECT_TRUE(b.Sent<Commit>().empty()) << "not before every op is quiesced";
+    b.transport.QuiesceAll();
+    b.Turn();
+    ASSERT_EQ(b.Sent<Commit>().size(), 1u);
+    const Commit commit = b.Last<Commit>();
+    EXPECT_EQ(commit.token_count, 48u);
+    EXPECT_EQ(commit.digests.size(), b.transport.posts.size());
+    ASSERT_EQ(commit.progress.tokens.size(), 1u);
+    EXPECT_EQ(commit.progress.tokens[0].id, 9);
+    EXPECT_FALSE(b.core->idle()) << "blocks stay until D has said yes";
+    b.FromReader(CommitAnswer{commit.child, commit.epoch, commit.ticket, commit.attempt, CommitVerdict::kAck, {}});
+    EXPECT_EQ(b.Told<HandedOff>().size(), 1u);
+    ASSERT_EQ(b.Told<ReceiptEvent>().size(), 1u);
+    EXPECT_EQ(b.Told<ReceiptEvent>()[0].receipt.transfer_blocks, 3 - hit_blocks);
+    EXPECT_TRUE(b.core->idle());
+    EXPECT_EQ(b.free_blocks(), 16u);
+  }
+}
+
+TEST(EngineCore, LayersOfAStepThatStillRunsArePostedWhenTheyAreReady) {
+  EngineBench b({true, false});
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+  const StepId step = b.runner.launched.front().id;
+  b.runner.events.push_back(LayersReady{step, 3});
+  b.Turn();
+  EXPECT_TRUE(b.transport.posts.empty()) << "the one chunk is all four layers";
+  b.runner.events.push_back(LayersReady{step, 4});
+  b.Turn();
+  EXPECT_EQ(b.transport.bytes_posted(), 3 * b.layout.BlockBytes(0));
+}
+
+TEST(EngineCore, ACancelWhileBytesAreInFlightKeepsTheBlocksUntilTheyAreQuiesced) {
+  EngineBench b({true, false});
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+  b.Finish(9);
+  b.Front(CancelCommand{b.Last<Reserve>().child, 1});
+  EXPECT_EQ(b.core->pool().counts(0).owned, 3u) << "L3: unpinned at quiesced, not before";
+  EXPECT_TRUE(b.Sent<Drained>().empty());
+  b.transport.QuiesceAll();
+  b.Turn();
+  EXPECT_EQ(b.core->pool().counts(0).owned, 0u);
+  EXPECT_EQ(b.Sent<Drained>().size(), 1u);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AHeldHandOffGivesWayToOthersAndIsThenDecodedWhereItIsUnderAnyRole) {
+  EngineBench b({true, false}, /*pool_blocks=*/6);
+  const RequestPtr held = b.Make(1, 48, 8);
+  b.Front(PrefillCommand{held, EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  const Reserve reserve = b.Last<Reserve>();
+  b.FromReader(Busy{reserve.child, reserve.epoch, reserve.attempt, seconds(1)});
+  b.Finish(9);
+  EXPECT_TRUE(b.Told<HandoffFailed>().empty());
+  // Four blocks of six are wanted by somebody more important.
+  b.Front(PrefillCommand{b.Make(2, 64, 1, /*priority=*/5), EngineBench::Fresh(), 1, b.reader});
+  ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<HandoffFailed>()[0].why, HandoffFailure::kBusyTooLong);
+  b.Finish(5);  // the important one is over
+  // The front places it here now; this worker does not take decode work otherwise.
+  b.Front(DecodeCommand{held, Progress{{{9, 0, {}}}, 1, seconds(60)}, 2});
+  b.Front(DecodeCommand{b.Make(3, 16, 8), EngineBench::Fresh(), 1});
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].child.number, 3u);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, WithoutAReaderTheHandOffFailsAndItsKvWaitsForTheNextEpoch) {
+  EngineBench b;
+  const RequestPtr request = b.Make(1, 48, 8);
+  b.Front(PrefillCommand{request, EngineBench::Fresh(), 1, b.reader});
+  for (int i = 0; i < 3; ++i) {
+    b.Do(LinkDown{b.dials.back().link, UnavailableError("nobody listens")});
+    b.now += seconds(2);
+    b.Turn();
+  }
+  ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<HandoffFailed>()[0].why, HandoffFailure::kPeerLost);
+  b.Finish(9);
+  EXPECT_GT(b.core->pool().counts(0).owned, 0u);
+  b.Front(DecodeCommand{request, Progress{{{9, 0, {}}}, 1, seconds(60)}, 2});
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.core->counters().cached_tokens, 48u) << "nothing of the prompt was computed again";
+}
+
+// ---- reader ---------------------------------------------------------------------------------------
+
+TEST(EngineCore, AReaderRunsWhatIsCompleteAndRightAndEmitsTheFirstTokenAgain) {
+  EngineBench b({false, true});
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(1, 48, 4), 1));
+  ASSERT_EQ(b.Sent<Grant>().size(), 1u);
+  EXPECT_TRUE(b.runner.launched.empty());
+  b.Fill(b.Last<Grant>(), 9);
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(Indices(b), (std::vector<uint32_t>{0, 1, 2, 3})) << "from the delivered count on: P's token too";
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, ReserveIsRefusedWithoutTheFrontAfterACancelAndWhileDraining) {
+  EngineBench b({false, true});
+  b.Greet();
+  Request foreign = *b.Make(1, 20, 8);
+  foreign.id.front = 4711;
+  b.FromWriter(b.ReserveFor(std::make_shared<const Request>(foreign), 1));
+  ASSERT_EQ(b.Sent<Refused>().size(), 1u);
+  EXPECT_EQ(b.Last<Refused>().why, RefuseReason::kNoFrontSession);
+  const RequestPtr request = b.Make(2, 20, 8);
+  b.Front(CancelCommand{request->id, 1});
+  b.FromWriter(b.ReserveFor(request, 1));
+  EXPECT_EQ(b.Last<Refused>().why, RefuseReason::kOldEpoch);
+  b.Front(DrainCommand{});
+  b.FromWriter(b.ReserveFor(request, 2));
+  EXPECT_EQ(b.Last<Refused>().why, RefuseReason::kDraining);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AdoptIsAnsweredRunningWhenReadyAndNotHeldOtherwise) {
+  EngineBench b({false, true});
+  b.Greet();
+  const RequestPtr half = b.Make(1, 48, 8), ready = b.Make(2, 48, 8), unknown = b.Make(3, 48, 8);
+  b.FromWriter(b.ReserveFor(half, 1));
+  const Ticket half_ticket = b.Last<Grant>().ticket;
+  b.FromWriter(b.ReserveFor(ready, 1));
+  b.Fill(b.Last<Grant>(), 9);
+  b.Front(AdoptCommand{ready->id, 1});
+  b.Front(AdoptCommand{half->id, 1});
+  b.Front(AdoptCommand{unknown->id, 1});
+  ASSERT_EQ(b.Told<Running>().size(), 1u);
+  EXPECT_EQ(b.Told<Running>()[0].child, ready->id);
+  ASSERT_EQ(b.Told<NotHeld>().size(), 2u);
+  EXPECT_EQ(b.Last<AbortTicket>().ticket, half_ticket);
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 3u) << "until its writer is quiet";
+  b.FromWriter(b.ReserveFor(half, 1));
+  EXPECT_NE(b.Sent<CommitAnswer>().back().verdict, CommitVerdict::kAck) << "that epoch is over";
+  b.FromWriter(Drained{half_ticket, false});
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 0u);
+}
+
+TEST(EngineCore, WhenTheFrontsLinkEndsItsChildrenEnd) {
+  EngineBench b;
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(1, 48, 8), 1));
+  b.Front(DecodeCommand{b.Make(2, 20, 8), EngineBench::Fresh(), 1});
+  b.Do(LinkDown{EngineBench::kFrontLink, UnavailableError("gone")});
+  EXPECT_EQ(b.Sent<AbortTicket>().size(), 1u);
+  b.FromWriter(Drained{b.Last<Grant>().ticket, false});
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, DrainingItRefusesNewWorkAndEndsWhatRuns) {
+  EngineBench b;
+  b.Front(DecodeCommand{b.Make(1, 20, 3), EngineBench::Fresh(), 1});
+  b.Do(BeginDrain{});
+  b.Front(DecodeCommand{b.Make(2, 20, 3), EngineBench::Fresh(), 1});
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kUnavailable);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+  EXPECT_TRUE(b.core->draining() && b.core->idle());
+  EXPECT_TRUE(b.heartbeats.back().draining);
+}
+
+TEST(EngineCore, ARequestEndsByItsDeadlineAndTheTimerSaysWhen) {
+  EngineBench b;
+  b.Front(DecodeCommand{b.Make(1, 20, 100), EngineBench::Fresh(milliseconds(300)), 1});
+  EXPECT_LE(b.core->NextTimer(), b.now + milliseconds(300));
+  b.now += milliseconds(299);
+  b.Turn();
+  EXPECT_TRUE(b.Told<ChildFailed>().empty());
+  b.now += milliseconds(1);
+  b.Turn();
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kDeadlineExceeded);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, WhatAClientOrAPeerSendsIsCheckedAgainstTheVocabulary) {
+  EngineBench b;
+  Request bad = *b.Make(1, 20, 8);
+  bad.prompt[3] = 100;
+  b.Front(DecodeCommand{std::make_shared<const Request>(bad), EngineBench::Fresh(), 1});
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kInvalidArgument);
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(2, 48, 8), 1));
+  b.Fill(b.Last<Grant>(), -1);
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 2u);
+  EXPECT_TRUE(b.runner.launched.empty());
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+}  // namespace
+}  // namespace baton
