@@ -1,4 +1,7 @@
 // `router`, `prefill`, `decode`, `unified`, and `up` in one process.
+#include <signal.h>
+#include <unistd.h>
+
 #include <future>
 #include <map>
 
@@ -163,11 +166,22 @@ int RunWorker(const Settings& settings) {
   setup.roles = {.prefill = !decode, .decode = !prefill};
   for (const std::string& address : settings.Addresses("router"))
     setup.routers.push_back({.address = address, .in_process = nullptr});
+  // The main thread waits for signals alone, so a refusal comes to it as one.
+  std::promise<Status> refusal;
+  setup.on_refused = [&refusal](const Status& why) {
+    refusal.set_value(why);
+    kill(getpid(), SIGTERM);
+  };
   auto worker = Worker::Start(settings, **file, std::move(setup), &events);
   if (!worker.ok()) return Fail(kExitUsage, worker.status());
   file->reset();
   events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + settings.Text("router"));
   signals.Wait();
+  if (auto refused = refusal.get_future();
+      refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    (*worker)->Stop();
+    return Fail(kExitFailed, refused.get().Annotate("refused by the router"));
+  }
   spdlog::info("draining");
   if (!(*worker)->Drain(settings.Time("drain-timeout"))) spdlog::warn("stops with requests still running");
   (*worker)->Stop();

@@ -143,6 +143,9 @@ class CpuWorker : public Worker {
     network.listen = setup.alone ? "" : settings.Text("listen");
     if (!setup.alone) network.advertise = settings.Text("advertise");
     network.routers = setup.routers;
+    network.on_refused = [left = setup.routers.size(), tell = setup.on_refused](const Status& why) mutable {
+      if (--left == 0 && tell) tell(why);
+    };
     BATON_ASSIGN_OR_RETURN(network_, WorkerNetwork::Listen(std::move(network)));
 
     BATON_ASSIGN_OR_RETURN(WorkerShape shape, PlanShape(settings, file, setup));

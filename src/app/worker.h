@@ -5,6 +5,7 @@
 // pool, the transport's, the network's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,8 @@ struct WorkerSetup {
   ProcessId self;
   RoleMask roles;
   std::vector<Endpoint> routers;
+  // Every router has refused this worker for good. Network thread; must not block.
+  std::function<void(const Status&)> on_refused;
   bool alone = false;  // the only worker of this process's own router: no pair service, no shared memory
 };
 

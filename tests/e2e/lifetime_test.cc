@@ -142,6 +142,22 @@ TEST(HandStartedTest, ARouterAndWorkersFindEachOtherAndEndAlone) {
   EXPECT_EQ(router.Wait(kStopLimit), 0) << router.err();
 }
 
+TEST(HandStartedTest, AWorkerWithAnotherModelIsRefusedAndEndsWithTheReason) {
+  ScratchFolder folder;
+  const std::string state = folder.path() + "/state";
+  Process router(folder,
+                 {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+  const size_t at = router.WaitForOut("listening on ", kStartLimit);
+  ASSERT_NE(at, std::string::npos) << router.err();
+  std::string address = router.out().substr(at + 13);
+  address = address.substr(0, address.find('\n'));
+  Process worker(folder, {BATON_BINARY, "unified", TinyModel("tiny-f32"), "--router", address, "--state-dir",
+                          state, "--kv-memory", "16MiB"});
+  EXPECT_EQ(worker.Wait(kStartLimit), 1);
+  EXPECT_THAT(worker.err(), HasSubstr("refused by the router"));
+  EXPECT_THAT(worker.err(), HasSubstr("tiny-f32"));
+}
+
 TEST(ClientCommandTest, ChatStreamsTheAnswerAndPrintsAReceipt) {
   if (RealModel().empty()) GTEST_SKIP() << "no model; scripts/fetch_model.sh brings it";
   Cluster cluster({.model = RealModel(), .prefill = 1, .decode = 1});
