@@ -79,19 +79,27 @@ int main(int argc, char** argv) {
   using namespace baton::test;
   Arguments a;
   if (argc < 2) {
-    std::fprintf(stderr, "usage: %s MODEL [--threads 1,2] [--kernels auto] [--prompt 512] [--decode 64] "
-                         "[--streams 1] [--repeat 5]\n", argv[0]);
+    std::fprintf(stderr,
+                 "usage: %s MODEL [--threads 1,2] [--kernels auto] [--prompt 512] [--decode 64] "
+                 "[--streams 1] [--repeat 5]\n",
+                 argv[0]);
     return 2;
   }
   a.model = argv[1];
   for (int i = 2; i + 1 < argc; i += 2) {
     const std::string flag = argv[i], value = argv[i + 1];
-    if (flag == "--threads") a.threads = value;
-    else if (flag == "--kernels") a.kernels = value;
-    else if (flag == "--streams") a.streams = value;
-    else if (flag == "--prompt") a.prompt = static_cast<uint32_t>(std::stoul(value));
-    else if (flag == "--decode") a.decode = static_cast<uint32_t>(std::stoul(value));
-    else if (flag == "--repeat") a.repeat = static_cast<uint32_t>(std::stoul(value));
+    if (flag == "--threads")
+      a.threads = value;
+    else if (flag == "--kernels")
+      a.kernels = value;
+    else if (flag == "--streams")
+      a.streams = value;
+    else if (flag == "--prompt")
+      a.prompt = static_cast<uint32_t>(std::stoul(value));
+    else if (flag == "--decode")
+      a.decode = static_cast<uint32_t>(std::stoul(value));
+    else if (flag == "--repeat")
+      a.repeat = static_cast<uint32_t>(std::stoul(value));
     else {
       std::fprintf(stderr, "unknown flag %s\n", flag.c_str());
       return 2;

@@ -12,7 +12,7 @@ namespace baton {
 // Each list holds what the runner can execute. A family that needs another kind is refused by name.
 enum class AttentionKind : uint8_t { kGrouped };  // full causal; query heads share KV heads in equal groups
 enum class NormKind : uint8_t { kRms };
-enum class RopeKind : uint8_t { kHalves };  // dimension i turns with i + rope_dim / 2 (the canonical order)
+enum class RopeKind : uint8_t { kHalves };    // dimension i turns with i + rope_dim / 2 (the canonical order)
 enum class MlpKind : uint8_t { kGatedSilu };  // down(silu(gate(x)) * up(x))
 
 struct DecoderDescription {

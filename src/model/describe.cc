@@ -34,8 +34,8 @@ void AddTypes(const ModelFile& file, std::ostream& out) {
   add(file.final_norm());
   if (!file.decoder().tied_head) add(file.head());
   for (const SourceLayer& l : file.layers()) {
-    for (const SourceTensor* t : {&l.attention_norm, &l.query, &l.key, &l.value, &l.output, &l.mlp_norm, &l.gate,
-                                  &l.up, &l.down}) {
+    for (const SourceTensor* t :
+         {&l.attention_norm, &l.query, &l.key, &l.value, &l.output, &l.mlp_norm, &l.gate, &l.up, &l.down}) {
       add(*t);
     }
   }
@@ -55,12 +55,14 @@ std::string DescribeModel(const ModelFile& file) {
       << "format     " << file.format() << ", " << ByteWords(file.weight_bytes()) << " of weights\n"
       << "identity   " << Hex(file.identity().weights) << "\n"
       << "family     " << d.family << ", " << Count(d.NumParameters()) << " parameters\n"
-      << "layers     " << d.num_layers << " x (RMS norm, attention, RMS norm, gated SiLU MLP), eps " << d.norm_eps << "\n"
+      << "layers     " << d.num_layers << " x (RMS norm, attention, RMS norm, gated SiLU MLP), eps " << d.norm_eps
+      << "\n"
       << "hidden     " << d.hidden << ", MLP " << d.mlp_hidden << "\n"
       << "attention  " << d.num_heads << " heads over " << d.num_kv_heads << " KV heads of " << d.head_dim
       << ", rope base " << d.rope_theta << "\n"
       << "context    " << Count(d.context_tokens) << " tokens\n"
-      << "vocabulary " << Count(d.vocab_size) << ", head " << (d.tied_head ? "tied to the embedding" : "of its own") << "\n"
+      << "vocabulary " << Count(d.vocab_size) << ", head " << (d.tied_head ? "tied to the embedding" : "of its own")
+      << "\n"
       << "KV cache   " << ByteWords(MakeKvLayout(d, 32).BytesPerToken()) << " a token in BF16\n"
       << "in memory  " << ByteWords(PackedBytes(file)) << " of packed weights\n"
       << "types\n";

@@ -17,36 +17,56 @@ constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr uint32_t kVersion = 3;
 constexpr uint32_t kMaxDims = 4;
 constexpr uint64_t kMaxNameBytes = 1024;
-constexpr uint64_t kMinValueBytes = 8 + 4 + 1;        // empty key, type, one byte
-constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;   // empty name, no dimensions, type, offset
+constexpr uint64_t kMinValueBytes = 8 + 4 + 1;       // empty key, type, one byte
+constexpr uint64_t kMinTensorBytes = 8 + 4 + 4 + 8;  // empty name, no dimensions, type, offset
 
 // Bytes of one element in a file; a string is at least its length.
 uint64_t MinBytes(GgufType type) {
   switch (type) {
-    case GgufType::kU8: case GgufType::kI8: case GgufType::kBool: return 1;
-    case GgufType::kU16: case GgufType::kI16: return 2;
-    case GgufType::kU32: case GgufType::kI32: case GgufType::kF32: return 4;
-    case GgufType::kU64: case GgufType::kI64: case GgufType::kF64: case GgufType::kString: return 8;
-    case GgufType::kArray: return 12;
+    case GgufType::kU8:
+    case GgufType::kI8:
+    case GgufType::kBool:
+      return 1;
+    case GgufType::kU16:
+    case GgufType::kI16:
+      return 2;
+    case GgufType::kU32:
+    case GgufType::kI32:
+    case GgufType::kF32:
+      return 4;
+    case GgufType::kU64:
+    case GgufType::kI64:
+    case GgufType::kF64:
+    case GgufType::kString:
+      return 8;
+    case GgufType::kArray:
+      return 12;
   }
   return 0;  // not a type of the format
 }
 
 // ggml's tensor types, as far as their names help a message.
 constexpr std::string_view kTensorTypes[] = {
-    "F32", "F16", "Q4_0", "Q4_1", "Q4_2", "Q4_3", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
-    "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16",
-    "I32", "I64", "F64", "IQ1_M", "BF16"};
+    "F32",   "F16",    "Q4_0", "Q4_1", "Q4_2", "Q4_3",    "Q5_0",   "Q5_1",    "Q8_0",  "Q8_1",   "Q2_K",
+    "Q3_K",  "Q4_K",   "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S",
+    "IQ2_S", "IQ4_XS", "I8",   "I16",  "I32",  "I64",     "F64",    "IQ1_M",   "BF16"};
 
 std::optional<DType> ToDType(uint32_t ggml) {
   switch (ggml) {
-    case 0: return DType::kF32;
-    case 1: return DType::kF16;
-    case 2: return DType::kQ4_0;
-    case 3: return DType::kQ4_1;
-    case 8: return DType::kQ8_0;
-    case 30: return DType::kBF16;
-    default: return std::nullopt;
+    case 0:
+      return DType::kF32;
+    case 1:
+      return DType::kF16;
+    case 2:
+      return DType::kQ4_0;
+    case 3:
+      return DType::kQ4_1;
+    case 8:
+      return DType::kQ8_0;
+    case 30:
+      return DType::kBF16;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -129,18 +149,42 @@ GgufValue ReadValue(Cursor* in, const std::string& field) {
   GgufValue value;
   value.type = static_cast<GgufType>(in->Read<uint32_t>(field));
   switch (value.type) {
-    case GgufType::kU8: value.bits = in->Read<uint8_t>(field); break;
-    case GgufType::kI8: value.bits = SignExtended<int8_t>(in, field); break;
-    case GgufType::kU16: value.bits = in->Read<uint16_t>(field); break;
-    case GgufType::kI16: value.bits = SignExtended<int16_t>(in, field); break;
-    case GgufType::kU32: value.bits = in->Read<uint32_t>(field); break;
-    case GgufType::kI32: value.bits = SignExtended<int32_t>(in, field); break;
-    case GgufType::kU64: value.bits = in->Read<uint64_t>(field); break;
-    case GgufType::kI64: value.bits = SignExtended<int64_t>(in, field); break;
-    case GgufType::kF32: value.real = in->Read<float>(field); break;
-    case GgufType::kF64: value.real = in->Read<double>(field); break;
-    case GgufType::kString: value.text = in->String(field); break;
-    case GgufType::kArray: ReadArray(in, field, &value); break;
+    case GgufType::kU8:
+      value.bits = in->Read<uint8_t>(field);
+      break;
+    case GgufType::kI8:
+      value.bits = SignExtended<int8_t>(in, field);
+      break;
+    case GgufType::kU16:
+      value.bits = in->Read<uint16_t>(field);
+      break;
+    case GgufType::kI16:
+      value.bits = SignExtended<int16_t>(in, field);
+      break;
+    case GgufType::kU32:
+      value.bits = in->Read<uint32_t>(field);
+      break;
+    case GgufType::kI32:
+      value.bits = SignExtended<int32_t>(in, field);
+      break;
+    case GgufType::kU64:
+      value.bits = in->Read<uint64_t>(field);
+      break;
+    case GgufType::kI64:
+      value.bits = SignExtended<int64_t>(in, field);
+      break;
+    case GgufType::kF32:
+      value.real = in->Read<float>(field);
+      break;
+    case GgufType::kF64:
+      value.real = in->Read<double>(field);
+      break;
+    case GgufType::kString:
+      value.text = in->String(field);
+      break;
+    case GgufType::kArray:
+      ReadArray(in, field, &value);
+      break;
     case GgufType::kBool:
       value.bits = in->Read<uint8_t>(field);
       if (value.bits > 1) in->Fail(field, "a bool of value " + std::to_string(value.bits));
@@ -186,7 +230,8 @@ TensorEntry ReadTensorEntry(Cursor* in, uint64_t number) {
   if (!in->ok()) return entry;
   const std::optional<DType> dtype = ToDType(type);
   if (!dtype) {
-    in->Fail(field, "type " + (type < std::size(kTensorTypes) ? std::string(kTensorTypes[type]) : std::to_string(type)) +
+    in->Fail(field, "type " +
+                        (type < std::size(kTensorTypes) ? std::string(kTensorTypes[type]) : std::to_string(type)) +
                         " is not supported; F32, F16, BF16, Q8_0, Q4_0 and Q4_1 are");
     return entry;
   }
@@ -230,7 +275,11 @@ Status PlaceTensors(std::span<const std::byte> data, uint64_t alignment, std::ve
 
 bool IsInteger(GgufType type) {
   switch (type) {
-    case GgufType::kF32: case GgufType::kF64: case GgufType::kString: case GgufType::kArray: case GgufType::kBool:
+    case GgufType::kF32:
+    case GgufType::kF64:
+    case GgufType::kString:
+    case GgufType::kArray:
+    case GgufType::kBool:
       return false;
     default:
       return true;
@@ -249,7 +298,7 @@ Status WrongType(std::string_view key, const GgufValue& value, std::string_view 
 }  // namespace
 
 std::string_view Name(GgufType type) {
-  static constexpr std::string_view kNames[] = {"u8",  "i8",   "u16",    "i16",   "u32", "i32", "f32",
+  static constexpr std::string_view kNames[] = {"u8",   "i8",     "u16",   "i16", "u32", "i32", "f32",
                                                 "bool", "string", "array", "u64", "i64", "f64"};
   const auto i = static_cast<uint32_t>(type);
   return i < std::size(kNames) ? kNames[i] : "unknown";
@@ -306,8 +355,8 @@ StatusOr<uint64_t> GgufFile::Unsigned(std::string_view key) const {
   BATON_ASSIGN_OR_RETURN(const GgufValue* value, Find(key));
   if (!IsInteger(value->type)) return WrongType(key, *value, "an integer");
   if (IsSigned(value->type) && static_cast<int64_t>(value->bits) < 0) {
-    return InvalidArgumentError("GGUF key '" + std::string(key) + "' is negative: " +
-                                std::to_string(static_cast<int64_t>(value->bits)));
+    return InvalidArgumentError("GGUF key '" + std::string(key) +
+                                "' is negative: " + std::to_string(static_cast<int64_t>(value->bits)));
   }
   return value->bits;
 }
@@ -368,11 +417,21 @@ StatusOr<std::vector<int32_t>> GgufFile::Ints(std::string_view key) const {
   Cursor in(value->items);
   for (uint64_t i = 0; i < value->count; ++i) {
     switch (value->element) {
-      case GgufType::kU8: out.push_back(in.Read<uint8_t>("item")); break;
-      case GgufType::kI8: out.push_back(in.Read<int8_t>("item")); break;
-      case GgufType::kU16: out.push_back(in.Read<uint16_t>("item")); break;
-      case GgufType::kI16: out.push_back(in.Read<int16_t>("item")); break;
-      case GgufType::kI32: out.push_back(in.Read<int32_t>("item")); break;
+      case GgufType::kU8:
+        out.push_back(in.Read<uint8_t>("item"));
+        break;
+      case GgufType::kI8:
+        out.push_back(in.Read<int8_t>("item"));
+        break;
+      case GgufType::kU16:
+        out.push_back(in.Read<uint16_t>("item"));
+        break;
+      case GgufType::kI16:
+        out.push_back(in.Read<int16_t>("item"));
+        break;
+      case GgufType::kI32:
+        out.push_back(in.Read<int32_t>("item"));
+        break;
       default: {
         const auto n = in.Read<uint32_t>("item");
         if (n > static_cast<uint32_t>(std::numeric_limits<int32_t>::max())) {

@@ -15,17 +15,15 @@
 
 namespace baton {
 
-enum class GgufType : uint32_t {
-  kU8 = 0, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64
-};
+enum class GgufType : uint32_t { kU8 = 0, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 std::string_view Name(GgufType type);
 
 // One metadata value. Arrays stay in their file form and are read element by element.
 struct GgufValue {
   GgufType type = GgufType::kU8;
-  uint64_t bits = 0;        // integers, sign-extended to 64 bits; bool
-  double real = 0;          // kF32, kF64
-  std::string_view text;    // kString
+  uint64_t bits = 0;                 // integers, sign-extended to 64 bits; bool
+  double real = 0;                   // kF32, kF64
+  std::string_view text;             // kString
   GgufType element = GgufType::kU8;  // kArray
   uint64_t count = 0;                // kArray
   std::span<const std::byte> items;  // kArray: the elements' bytes
@@ -54,7 +52,7 @@ class GgufFile {
   StatusOr<std::string> Text(std::string_view key) const;
   StatusOr<std::string> Text(std::string_view key, std::string fallback) const;
   StatusOr<std::vector<std::string_view>> Texts(std::string_view key) const;  // into the file's bytes
-  StatusOr<std::vector<int32_t>> Ints(std::string_view key) const;   // any integer type that fits
+  StatusOr<std::vector<int32_t>> Ints(std::string_view key) const;            // any integer type that fits
   StatusOr<std::vector<float>> Floats(std::string_view key) const;
 
  private:

@@ -24,11 +24,22 @@ Status Unsupported(const std::string& what) {
 // ---- GGUF -------------------------------------------------------------------------------------
 
 // Every llama.* key that is read below, or that repeats what other keys say.
-constexpr std::array<std::string_view, 16> kGgufKeys = {
-    "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
-    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
-    "rope.freq_base", "rope.dimension_count", "rope.scaling.type", "vocab_size", "expert_count", "expert_used_count",
-    "attention.sliding_window"};
+constexpr std::array<std::string_view, 16> kGgufKeys = {"block_count",
+                                                        "context_length",
+                                                        "embedding_length",
+                                                        "feed_forward_length",
+                                                        "attention.head_count",
+                                                        "attention.head_count_kv",
+                                                        "attention.key_length",
+                                                        "attention.value_length",
+                                                        "attention.layer_norm_rms_epsilon",
+                                                        "rope.freq_base",
+                                                        "rope.dimension_count",
+                                                        "rope.scaling.type",
+                                                        "vocab_size",
+                                                        "expert_count",
+                                                        "expert_used_count",
+                                                        "attention.sliding_window"};
 
 Status RefuseUnknownKeys(const GgufFile& file) {
   for (const auto& [key, value] : file.metadata()) {

@@ -43,8 +43,8 @@ uint64_t PackedBytesOf(const Stack& tensors) {
 std::vector<float> ToFloats(const TensorView& view) {
   std::vector<float> out(view.shape.back());
   const TokenId zero = 0;
-  const EmbedParams params{view.dtype, view.data, view.bytes, static_cast<uint32_t>(out.size()), &zero, out.data(),
-                           out.size()};
+  const EmbedParams params{view.dtype, view.data,  view.bytes, static_cast<uint32_t>(out.size()),
+                           &zero,      out.data(), out.size()};
   AvailableCpuKernels().front()->embed(params, 0, 1);
   return out;
 }

@@ -26,10 +26,10 @@ struct FusedLinear {
 
 struct LayerWeights {
   std::vector<float> attention_norm, mlp_norm;  // [hidden]
-  FusedLinear qkv;      // [query_dim + 2 kv_dim, hidden], canonical RoPE order
-  FusedLinear output;   // [hidden, query_dim]
-  FusedLinear gate_up;  // [2 mlp_hidden, hidden]
-  FusedLinear down;     // [hidden, mlp_hidden]
+  FusedLinear qkv;                              // [query_dim + 2 kv_dim, hidden], canonical RoPE order
+  FusedLinear output;                           // [hidden, query_dim]
+  FusedLinear gate_up;                          // [2 mlp_hidden, hidden]
+  FusedLinear down;                             // [hidden, mlp_hidden]
 };
 
 // The embedding table: rows of its own, or read out of the packed head when the two are tied, so that a tied

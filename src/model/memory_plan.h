@@ -21,12 +21,12 @@ struct MemoryRequest {
 };
 
 struct MemoryPlan {
-  uint64_t weights_bytes = 0;    // packed
+  uint64_t weights_bytes = 0;  // packed
   uint64_t workspace_bytes = 0;
   KvLayout layout;
-  KvPoolPlan pool;               // pool.total_bytes of KV
-  uint64_t kv_tokens = 0;        // blocks x block_tokens
-  uint64_t budget_bytes = 0;     // the limit that was applied
+  KvPoolPlan pool;            // pool.total_bytes of KV
+  uint64_t kv_tokens = 0;     // blocks x block_tokens
+  uint64_t budget_bytes = 0;  // the limit that was applied
   uint64_t total_bytes() const { return weights_bytes + workspace_bytes + pool.total_bytes; }
   // "weights 79.1 MiB + KV 360.0 MiB (16384 tokens, 512 blocks of 32) + workspace 31.0 MiB = ... of ..."
   std::string Words() const;

@@ -55,8 +55,8 @@ StatusOr<TokenizerSource> GgufTokenizer(const GgufFile& file) {
     BATON_ASSIGN_OR_RETURN(const auto id, GgufTokenId(file, key));
     if (id) v.more_eos.push_back(*id);
   }
-  for (const auto& [key, out] : {std::pair{"tokenizer.ggml.add_bos_token", &v.add_bos},
-                                 std::pair{"tokenizer.ggml.add_eos_token", &v.add_eos}}) {
+  for (const auto& [key, out] :
+       {std::pair{"tokenizer.ggml.add_bos_token", &v.add_bos}, std::pair{"tokenizer.ggml.add_eos_token", &v.add_eos}}) {
     if (!file.Has(key)) continue;
     BATON_ASSIGN_OR_RETURN(*out, file.Bool(key, false));
   }
@@ -234,9 +234,9 @@ class ModelFileBuilder {
     const DecoderDescription& d = file.decoder_;
     Sampler sampler;
     sampler.Text(d.family);
-    for (const double n : {double(d.num_layers), double(d.hidden), double(d.num_heads), double(d.num_kv_heads),
-                           double(d.head_dim), double(d.mlp_hidden), double(d.vocab_size), double(d.norm_eps),
-                           double(d.rope_theta), double(d.tied_head)}) {
+    for (const double n :
+         {double(d.num_layers), double(d.hidden), double(d.num_heads), double(d.num_kv_heads), double(d.head_dim),
+          double(d.mlp_hidden), double(d.vocab_size), double(d.norm_eps), double(d.rope_theta), double(d.tied_head)}) {
       sampler.Number(n);
     }
     const RopeRows plain = RopeRows::kHalves;
@@ -291,9 +291,9 @@ StatusOr<BpeVocabulary> LoadVocabulary(const ModelFile& file) {
   }
   if (!vocabulary.ok()) return At(file.path(), vocabulary.status());
   if (vocabulary->tokens.size() > file.decoder().vocab_size) {
-    return At(file.path(), InvalidArgumentError("the tokenizer has " + std::to_string(vocabulary->tokens.size()) +
-                                                " tokens, the embedding " +
-                                                std::to_string(file.decoder().vocab_size) + " rows"));
+    return At(file.path(),
+              InvalidArgumentError("the tokenizer has " + std::to_string(vocabulary->tokens.size()) +
+                                   " tokens, the embedding " + std::to_string(file.decoder().vocab_size) + " rows"));
   }
   for (const TokenId id : source.eos_ids) {
     if (std::find(vocabulary->eos.begin(), vocabulary->eos.end(), id) == vocabulary->eos.end()) {

@@ -65,8 +65,8 @@ StatusOr<Entry> ReadEntry(const std::string& name, const json& item, std::span<c
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
   if (entry.begin > entry.end || entry.end > data.size()) {
-    return Bad(name, "bytes [" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) +
-                         ") lie outside the " + std::to_string(data.size()) + " bytes of data; is the file cut off?");
+    return Bad(name, "bytes [" + std::to_string(entry.begin) + ", " + std::to_string(entry.end) + ") lie outside the " +
+                         std::to_string(data.size()) + " bytes of data; is the file cut off?");
   }
   view.bytes = entry.end - entry.begin;
   if (view.bytes != elements * Traits(*dtype).block_bytes) {
@@ -78,9 +78,8 @@ StatusOr<Entry> ReadEntry(const std::string& name, const json& item, std::span<c
 }
 
 Status RefuseOverlaps(std::vector<Entry>* entries) {
-  std::sort(entries->begin(), entries->end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-  });
+  std::sort(entries->begin(), entries->end(),
+            [](const Entry& a, const Entry& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   for (size_t i = 1; i < entries->size(); ++i) {
     const Entry &a = (*entries)[i - 1], &b = (*entries)[i];
     if (a.end > b.begin) return Bad(b.tensor.name, "overlaps with '" + a.tensor.name + "'");

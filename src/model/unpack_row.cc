@@ -36,9 +36,7 @@ void UnpackQ4(const std::byte* panel, uint32_t column, uint32_t k, uint32_t scal
   for (uint32_t b = 0; b < k / kBlock; ++b, panel += panel_block, out += row_block) {
     for (uint32_t s = 0; s < scalars; ++s) Copy2(panel + 2 * (s * kPanelColumns + column), out + 2 * s);
     const std::byte* nibbles = panel + 2 * scalars * kPanelColumns;
-    const auto value = [&](uint32_t i) {
-      return (std::to_integer<uint32_t>(nibbles[i * 8 + byte]) >> shift) & 15;
-    };
+    const auto value = [&](uint32_t i) { return (std::to_integer<uint32_t>(nibbles[i * 8 + byte]) >> shift) & 15; };
     for (uint32_t i = 0; i < kBlock / 2; ++i) {
       out[2 * scalars + i] = static_cast<std::byte>(value(i) | value(i + kBlock / 2) << 4);
     }
@@ -51,12 +49,18 @@ void UnpackRow(const PackedWeight& weight, uint32_t row, std::byte* out) {
   const std::byte* panel = weight.panels + row / kPanelColumns * weight.panel_bytes;
   const uint32_t column = row % kPanelColumns;
   switch (weight.dtype) {
-    case DType::kF32: return UnpackPlain(panel, column, weight.k, 4, false, out);
-    case DType::kF16: return UnpackPlain(panel, column, weight.k, 2, false, out);
-    case DType::kBF16: return UnpackPlain(panel, column, weight.k, 2, true, out);
-    case DType::kQ8_0: return UnpackQ8(panel, column, weight.k, out);
-    case DType::kQ4_0: return UnpackQ4(panel, column, weight.k, 1, out);
-    case DType::kQ4_1: return UnpackQ4(panel, column, weight.k, 2, out);
+    case DType::kF32:
+      return UnpackPlain(panel, column, weight.k, 4, false, out);
+    case DType::kF16:
+      return UnpackPlain(panel, column, weight.k, 2, false, out);
+    case DType::kBF16:
+      return UnpackPlain(panel, column, weight.k, 2, true, out);
+    case DType::kQ8_0:
+      return UnpackQ8(panel, column, weight.k, out);
+    case DType::kQ4_0:
+      return UnpackQ4(panel, column, weight.k, 1, out);
+    case DType::kQ4_1:
+      return UnpackQ4(panel, column, weight.k, 2, out);
   }
 }
 

@@ -27,9 +27,9 @@ constexpr std::string_view kNumerics =
 
 // Inputs of one step, and who is out of it.
 struct StepInputs {
-  std::vector<TokenId> ids;                    // one per row
-  std::vector<Status> status;                  // [sequence]; not ok: computed with placeholders, result unused
-  std::vector<uint32_t> wanted;                // rows whose logits are needed, ascending
+  std::vector<TokenId> ids;                        // one per row
+  std::vector<Status> status;                      // [sequence]; not ok: computed with placeholders, result unused
+  std::vector<uint32_t> wanted;                    // rows whose logits are needed, ascending
   std::vector<std::pair<size_t, uint32_t>> owner;  // per wanted row: sequence and its position
 };
 
@@ -90,9 +90,9 @@ class CpuModelRunner::Core {
   // What the scheduler and the block manager answer for; a fault here is a bug of ours, never a client's.
   void Check(const StepPlan& plan) const {
     const uint32_t rows = plan.NumTokens();
-    BATON_CHECK(rows > 0 && rows <= options_.max_step_tokens,
-                "a step of " + std::to_string(rows) + " tokens, the runner takes 1 to " +
-                    std::to_string(options_.max_step_tokens));
+    BATON_CHECK(rows > 0 && rows <= options_.max_step_tokens, "a step of " + std::to_string(rows) +
+                                                                  " tokens, the runner takes 1 to " +
+                                                                  std::to_string(options_.max_step_tokens));
     const auto in_pool = [&](const std::vector<BlockId>& blocks) {
       for (const BlockId b : blocks) BATON_CHECK(Index(b) < pool_plan_.num_blocks[0], "a block outside the pool");
     };
@@ -192,9 +192,8 @@ class CpuModelRunner::Core {
     });
 
     std::vector<std::optional<StatusOr<OutputToken>>> sampled(plan.sequences.size());
-    pass_->Logits(in.wanted.size(), [&](size_t first, std::span<const float> logits) {
-      SampleRows(plan, in, first, logits, &sampled);
-    });
+    pass_->Logits(in.wanted.size(),
+                  [&](size_t first, std::span<const float> logits) { SampleRows(plan, in, first, logits, &sampled); });
 
     StepResult result;
     result.id = plan.id;
@@ -220,8 +219,7 @@ class CpuModelRunner::Core {
         const auto& [sequence, position] = in.owner[first + i];
         const SequenceStep& s = plan.sequences[sequence];
         if (!s.sample || position + 1 != s.first_position + s.num_tokens) continue;
-        (*sampled)[sequence] =
-            SampleToken(row(i), *s.request, s.sample_index, &scratch_[static_cast<size_t>(worker)]);
+        (*sampled)[sequence] = SampleToken(row(i), *s.request, s.sample_index, &scratch_[static_cast<size_t>(worker)]);
       }
     });
   }
@@ -249,15 +247,15 @@ class CpuModelRunner::Core {
 
   // Step thread. last_tokens_ belongs to it while a step is launched, else to the holder of mutex_.
   const std::unique_ptr<ForwardPass> pass_;
-  std::vector<SamplerScratch> scratch_;  // [worker]
+  std::vector<SamplerScratch> scratch_;                                 // [worker]
   std::unordered_map<SequenceId, std::optional<TokenId>> last_tokens_;  // nullopt: that step failed for it
 
   std::mutex mutex_;
   std::condition_variable work_;
-  std::deque<StepPlan> steps_;       // at most kMaxStepsInFlight
-  std::vector<RunnerEvent> events_;  // at most (layers + 1) per step in flight
+  std::deque<StepPlan> steps_;                           // at most kMaxStepsInFlight
+  std::vector<RunnerEvent> events_;                      // at most (layers + 1) per step in flight
   std::deque<std::pair<uint64_t, SequenceId>> forgets_;  // after that many finished steps
-  int in_flight_ = 0;                // launched and not yet polled as StepResult
+  int in_flight_ = 0;                                    // launched and not yet polled as StepResult
   uint64_t launched_ = 0;
   uint64_t finished_ = 0;
   bool stop_ = false;
@@ -269,12 +267,11 @@ CpuModelRunner::~CpuModelRunner() = default;
 
 StatusOr<std::unique_ptr<CpuModelRunner>> CpuModelRunner::Create(const LoadedModel& model, CpuDevice& device,
                                                                  const KvLayout& layout, const KvPoolPlan& pool_plan,
-                                                                 std::span<std::byte> pool,
-                                                                 CpuRunnerOptions options) {
+                                                                 std::span<std::byte> pool, CpuRunnerOptions options) {
   BATON_ASSIGN_OR_RETURN(auto pass,
                          ForwardPass::Create(model, device, layout, pool_plan, pool, options.max_step_tokens));
-  auto core = std::make_unique<Core>(model, device, pool_plan, std::move(options), std::move(pass),
-                                     layout.block_tokens);
+  auto core =
+      std::make_unique<Core>(model, device, pool_plan, std::move(options), std::move(pass), layout.block_tokens);
   return std::unique_ptr<CpuModelRunner>(new CpuModelRunner(std::move(core)));
 }
 
@@ -286,8 +283,6 @@ void CpuModelRunner::Launch(StepPlan plan) { core_->Launch(std::move(plan)); }
 void CpuModelRunner::Poll(std::vector<RunnerEvent>* events) { core_->Poll(events); }
 void CpuModelRunner::Forget(SequenceId sequence) { core_->Forget(sequence); }
 
-Hash128 CpuModelRunner::numeric_identity() const {
-  return HashBytes128(std::as_bytes(std::span(kNumerics)));
-}
+Hash128 CpuModelRunner::numeric_identity() const { return HashBytes128(std::as_bytes(std::span(kNumerics))); }
 
 }  // namespace baton

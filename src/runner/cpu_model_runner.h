@@ -21,12 +21,12 @@ namespace baton {
 class CpuDevice;
 
 struct CpuRunnerOptions {
-  uint32_t max_step_tokens = 512;    // StepPlan::NumTokens() never exceeds it
+  uint32_t max_step_tokens = 512;  // StepPlan::NumTokens() never exceeds it
   // A LayersReady after every so many layers; the last one is implied by the StepResult.
   uint32_t layers_per_event = 1;
   // Steps of fewer tokens (decodes) report only their StepResult: nobody sends their layers ahead.
   uint32_t min_layer_event_tokens = 16;
-  Waker* waker = nullptr;            // not owned; woken when there is something to poll
+  Waker* waker = nullptr;  // not owned; woken when there is something to poll
   // Tests: sees every row of logits that the step computes, on the step thread, before sampling. With
   // `observe_all_rows` the head runs for every token of the step, not only for those that sample.
   std::function<void(const SequenceStep&, uint32_t position, std::span<const float> logits)> observe_logits;

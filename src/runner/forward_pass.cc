@@ -67,8 +67,7 @@ StatusOr<std::unique_ptr<ForwardPass>> ForwardPass::Create(const LoadedModel& mo
   if (max_rows == 0) return InvalidArgumentError("a step of at most 0 tokens computes nothing");
   std::unique_ptr<ForwardPass> pass(new ForwardPass(model, device, layout, pool_plan, pool.data()));
   const size_t row_bytes = model.embedding().row_bytes();
-  BATON_ASSIGN_OR_RETURN(pass->workspace_,
-                         AlignedMemory::Allocate(Carve(d, row_bytes, max_rows, nullptr, nullptr)));
+  BATON_ASSIGN_OR_RETURN(pass->workspace_, AlignedMemory::Allocate(Carve(d, row_bytes, max_rows, nullptr, nullptr)));
   Carve(d, row_bytes, max_rows, pass->workspace_.data(), &pass->buffers_);
   pass->max_rows_ = max_rows;
 

@@ -66,7 +66,7 @@ class ForwardPass {
   uint32_t max_rows_ = 0;
   AlignedMemory workspace_, rope_;
   Buffers buffers_;
-  uint32_t rope_positions_ = 0;           // filled rows of the rope table
+  uint32_t rope_positions_ = 0;            // filled rows of the rope table
   float *cos_ = nullptr, *sin_ = nullptr;  // [context_tokens][head_dim / 2]
   std::vector<float> inverse_frequencies_;
 

@@ -19,8 +19,8 @@ Status CheckFinite(std::span<const float> logits) {
   if (sum == 0.0f) return OkStatus();
   for (size_t i = 0; i < logits.size(); ++i) {
     if (!std::isfinite(logits[i])) {
-      return DataLossError("the model gave the logit " + std::to_string(logits[i]) + " for token " +
-                           std::to_string(i) + "; nothing can be sampled from it");
+      return DataLossError("the model gave the logit " + std::to_string(logits[i]) + " for token " + std::to_string(i) +
+                           "; nothing can be sampled from it");
     }
   }
   return OkStatus();
@@ -64,8 +64,7 @@ std::vector<TokenLogprob> TopLogprobs(std::span<const float> logits, size_t n, d
 
 bool MasksStops(const Request& request, uint32_t index) {
   const StopRules& stop = request.stop;
-  return index < stop.min_tokens &&
-         (!stop.stop_token_ids.empty() || (!stop.ignore_eos && !stop.eos_token_ids.empty()));
+  return index < stop.min_tokens && (!stop.stop_token_ids.empty() || (!stop.ignore_eos && !stop.eos_token_ids.empty()));
 }
 
 // The row with bias and masks. Ids outside the vocabulary change nothing.
@@ -155,8 +154,8 @@ StatusOr<OutputToken> SampleToken(std::span<const float> logits, const Request& 
                                   SamplerScratch* scratch) {
   const SamplingParams& p = request.sampling;
   if (logits.empty() || !(p.temperature >= 0) || !(p.top_p > 0)) {
-    return InvalidArgumentError("temperature " + std::to_string(p.temperature) + ", top_p " +
-                                std::to_string(p.top_p) + ": nothing can be sampled so");
+    return InvalidArgumentError("temperature " + std::to_string(p.temperature) + ", top_p " + std::to_string(p.top_p) +
+                                ": nothing can be sampled so");
   }
   BATON_RETURN_IF_ERROR(CheckFinite(logits));
 

@@ -140,8 +140,10 @@ class RunnerHarness {
       std::vector<RunnerEvent> events;
       runner_->Poll(&events);
       for (RunnerEvent& event : events) {
-        if (auto* layers = std::get_if<LayersReady>(&event)) layer_events_.push_back(*layers);
-        else results_.push_back(std::get<StepResult>(std::move(event)));
+        if (auto* layers = std::get_if<LayersReady>(&event))
+          layer_events_.push_back(*layers);
+        else
+          results_.push_back(std::get<StepResult>(std::move(event)));
       }
       if (!results_.empty()) {
         StepResult out = std::move(results_.front());

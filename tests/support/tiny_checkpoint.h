@@ -190,8 +190,10 @@ struct TinyCheckpoint {
     Bytes out(values.size() * (bf16 ? 2 : 4));
     for (size_t i = 0; i < values.size(); ++i) {
       const auto* bytes = reinterpret_cast<const std::byte*>(&values[i]);
-      if (bf16) std::memcpy(out.data() + i * 2, bytes + 2, 2);
-      else std::memcpy(out.data() + i * 4, bytes, 4);
+      if (bf16)
+        std::memcpy(out.data() + i * 2, bytes + 2, 2);
+      else
+        std::memcpy(out.data() + i * 4, bytes, 4);
     }
     return out;
   }
@@ -225,11 +227,21 @@ struct TinyCheckpoint {
   }
 
   nlohmann::json HfConfig() const {
-    return {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}, {"hidden_size", hidden},
-            {"num_hidden_layers", layers}, {"num_attention_heads", heads}, {"num_key_value_heads", kv_heads},
-            {"head_dim", head_dim}, {"intermediate_size", mlp}, {"vocab_size", vocab},
-            {"max_position_embeddings", context}, {"rms_norm_eps", 1e-5}, {"rope_theta", 10000.0},
-            {"tie_word_embeddings", tied}, {"hidden_act", "silu"}, {"eos_token_id", {2, 7}}};
+    return {{"architectures", {"LlamaForCausalLM"}},
+            {"model_type", "llama"},
+            {"hidden_size", hidden},
+            {"num_hidden_layers", layers},
+            {"num_attention_heads", heads},
+            {"num_key_value_heads", kv_heads},
+            {"head_dim", head_dim},
+            {"intermediate_size", mlp},
+            {"vocab_size", vocab},
+            {"max_position_embeddings", context},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", 10000.0},
+            {"tie_word_embeddings", tied},
+            {"hidden_act", "silu"},
+            {"eos_token_id", {2, 7}}};
   }
 
   // Everything in one file, bf16, plus a tokenizer.json that nothing here reads.

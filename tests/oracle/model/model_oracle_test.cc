@@ -45,8 +45,8 @@ std::string DefaultModel() {
   return base + "/baton/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 }
 
-#define SKIP_WITHOUT_MODEL(path)                                                                \
-  const std::string path = DefaultModel();                                                      \
+#define SKIP_WITHOUT_MODEL(path)           \
+  const std::string path = DefaultModel(); \
   if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not here; scripts/fetch_model.sh fetches it"
 
 HarnessOptions Reference() {

@@ -95,11 +95,15 @@ TEST(ModelFile, FeaturesThatWouldChangeTheAnswerAreRefusedByName) {
     c.add(&w);
     EXPECT_THAT(GgufRefusal(w), HasSubstr(c.name));
   }
-  EXPECT_THAT(HfRefusal([](json* c) { (*c)["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}}; }),
+  EXPECT_THAT(HfRefusal([](json* c) {
+                (*c)["rope_scaling"] = {{"rope_type", "llama3"}, {"factor", 8.0}};
+              }),
               HasSubstr("rope scaling \"llama3\""));
   EXPECT_THAT(HfRefusal([](json* c) { (*c)["attention_bias"] = true; }), HasSubstr("attention_bias"));
   EXPECT_THAT(HfRefusal([](json* c) { (*c)["sliding_window"] = 4096; }), HasSubstr("sliding_window"));
-  EXPECT_THAT(HfRefusal([](json* c) { (*c)["quantization_config"] = {{"bits", 4}}; }),
+  EXPECT_THAT(HfRefusal([](json* c) {
+                (*c)["quantization_config"] = {{"bits", 4}};
+              }),
               HasSubstr("quantization_config"));
   EXPECT_THAT(HfRefusal([](json* c) { (*c)["hidden_act"] = "gelu"; }), HasSubstr("gelu"));
 }
@@ -202,7 +206,8 @@ TEST(LoadedModel, EmbeddingRowsComeBackFromThePackedHeadByteForByte) {
     for (TokenId id = 0; id < 290; ++id) {
       std::vector<std::byte> row(rows.row_bytes());
       rows.Gather({&id, 1}, row.data());
-      ASSERT_EQ(std::memcmp(row.data(), table.data + static_cast<size_t>(id) * row.size(), row.size()), 0) << name << id;
+      ASSERT_EQ(std::memcmp(row.data(), table.data + static_cast<size_t>(id) * row.size(), row.size()), 0)
+          << name << id;
       const TensorView& head = (*file)->head().view;  // whether tied or not: the packer's inverse
       std::vector<std::byte> back(BytesOf(head.dtype, 64));
       UnpackRow((*model)->head(), static_cast<uint32_t>(id), back.data());
@@ -215,7 +220,8 @@ TEST(MemoryPlan, FitsTheBudgetAndSaysSoInWords) {
   auto file = ModelFile::Open(kTiny + "tiny-q4_1.gguf");
   ASSERT_TRUE(file.ok());
   for (const uint64_t budget : {uint64_t{1} << 20, uint64_t{5} << 20, uint64_t{300} << 20}) {
-    auto plan = PlanMemory(**file, {.budget_bytes = budget, .available_bytes = uint64_t{1} << 40, .workspace_bytes = 1000});
+    auto plan =
+        PlanMemory(**file, {.budget_bytes = budget, .available_bytes = uint64_t{1} << 40, .workspace_bytes = 1000});
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_LE(plan->total_bytes(), budget);
     EXPECT_EQ(plan->kv_tokens, uint64_t{plan->pool.num_blocks[0]} * 32);
@@ -239,7 +245,9 @@ TEST(MemoryPlan, WhatCannotFitIsRefusedWithTheNumbers) {
 TEST(MemoryPlan, AskedForTokensAreGivenInWholeBlocks) {
   auto file = ModelFile::Open(kTiny + "tiny-f32.gguf");
   ASSERT_TRUE(file.ok());
-  auto plan = PlanMemory(**file, {.budget_bytes = uint64_t{1} << 30, .available_bytes = uint64_t{1} << 40, .kv_tokens = 1000, .block_tokens = 64});
+  auto plan = PlanMemory(
+      **file,
+      {.budget_bytes = uint64_t{1} << 30, .available_bytes = uint64_t{1} << 40, .kv_tokens = 1000, .block_tokens = 64});
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_EQ(plan->pool.num_blocks[0], 16u);
   EXPECT_EQ(plan->kv_tokens, 1024u);

@@ -172,8 +172,9 @@ TEST(CpuModelRunner, ALayoutThatIsNotTheModelsIsRefused) {
             Code::kFailedPrecondition);
   const KvLayout right = MakeKvLayout((*model)->decoder(), 32);
   const KvPoolPlan right_plan = PlanPool(right, 1 << 20);
-  EXPECT_EQ(CpuModelRunner::Create(**model, **device, right, right_plan, std::span(pool).first(100), {}).status().code(),
-            Code::kFailedPrecondition);
+  EXPECT_EQ(
+      CpuModelRunner::Create(**model, **device, right, right_plan, std::span(pool).first(100), {}).status().code(),
+      Code::kFailedPrecondition);
 }
 
 TEST(CpuModelRunner, AnIdleRunnerUsesNoCpu) {
