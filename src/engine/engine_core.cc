@@ -317,7 +317,9 @@ void EngineCore::OnStepDone(const StepResult& result, TimePoint now, Outbox* out
   for (const NewToken& token : outcome.tokens) OnToken(token, now, out);
   for (const FailedSequence& failed : outcome.failed) {
     const auto it = FindSequence(failed.sequence);
-    if (it != children_.end()) FailChild(it, failed.why, now, out);
+    if (it == children_.end()) continue;
+    // A step that failed as a whole is this worker's trouble, not the request's: the front may try elsewhere.
+    FailChild(it, result.status.ok() ? failed.why : AbortedError("a step failed: " + result.status.ToString()), now, out);
   }
 }
 
