@@ -329,7 +329,10 @@ void EngineCore::OnToken(const NewToken& token, TimePoint now, Outbox* out) {
   Child& child = it->second;
   const Sequence* sequence = scheduler_.Find(token.sequence);
   ++counters_.tokens;
-  if (token.finish != FinishReason::kNone) SendReceipt(it->first, &child, nullptr, now);
+  // A stop string may end a local answer at any token: its receipt goes with the first.
+  if (token.finish != FinishReason::kNone || child.role == Child::Role::kLocal) {
+    SendReceipt(it->first, &child, nullptr, now);
+  }
   if (token.index >= sequence->delivered) {
     Emit(child, TokenEvent{it->first, child.epoch, token.index, token.token, token.finish});
   }
