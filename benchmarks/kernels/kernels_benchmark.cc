@@ -67,9 +67,8 @@ Limits Probe(CpuDevice& device, const AlignedMemory& memory) {
   std::vector<double> sums(threads);
   const size_t share = memory.size() / threads / 256 * 256;
   const Times read = Measure(5, [&] {
-    device.pool().ParallelFor(threads, 0, [&](size_t b, size_t, int) {
-      sums[b] += ReadSum(memory.data() + b * share, share);
-    });
+    device.pool().ParallelFor(threads, 0,
+                              [&](size_t b, size_t, int) { sums[b] += ReadSum(memory.data() + b * share, share); });
   });
   limits.bytes = static_cast<double>(share * threads) / read.best;
   std::printf("probe: fp32 FMA %.1f GFLOP/s, read %.1f GB/s (best of 5, %zu threads)\n", limits.flops * 1e-9,
@@ -98,8 +97,11 @@ struct Shape {
   int per_model;  // how often a model pass runs it
 };
 // SmolLM2-135M: 30 layers of width 576, 9 heads and 3 KV heads of 64, MLP 1536, vocabulary 49152.
-constexpr Shape kShapes[] = {{"qkv", 960, 576, 30}, {"o", 576, 576, 30}, {"gate_up", 3072, 576, 30},
-                             {"down", 576, 1536, 30}, {"lm_head", 49152, 576, 1}};
+constexpr Shape kShapes[] = {{"qkv", 960, 576, 30},
+                             {"o", 576, 576, 30},
+                             {"gate_up", 3072, 576, 30},
+                             {"down", 576, 1536, 30},
+                             {"lm_head", 49152, 576, 1}};
 constexpr uint32_t kRows[] = {1, 2, 4, 8, 16, 32, 512};
 
 GemmParams Gemm(const PackedMatrix& w, uint32_t rows, const float* x, float* out) {
@@ -218,8 +220,10 @@ bool Parse(int argc, char** argv, Flags* flags) {
 int Main(int argc, char** argv) {
   Flags flags;
   if (!Parse(argc, argv, &flags)) {
-    std::fprintf(stderr, "usage: %s [--threads N] [--kernels NAME] [--dtype F32|F16|BF16|Q8_0|Q4_0|Q4_1] "
-                         "[--repetitions N]\n", argv[0]);
+    std::fprintf(stderr,
+                 "usage: %s [--threads N] [--kernels NAME] [--dtype F32|F16|BF16|Q8_0|Q4_0|Q4_1] "
+                 "[--repetitions N]\n",
+                 argv[0]);
     return 2;
   }
   auto device = CpuDevice::Create({flags.threads, {}, flags.kernels});

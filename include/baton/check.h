@@ -13,8 +13,8 @@ namespace baton {
 
 // BATON_CHECK(cond) or BATON_CHECK(cond, detail), detail convertible to std::string_view and evaluated
 // only on failure.
-#define BATON_CHECK(cond, ...)                                                         \
-  do {                                                                                 \
-    if (!(cond)) [[unlikely]]                                                          \
+#define BATON_CHECK(cond, ...)                                                        \
+  do {                                                                                \
+    if (!(cond)) [[unlikely]]                                                         \
       ::baton::CheckFailed(__FILE__, __LINE__, #cond, std::string_view{__VA_ARGS__}); \
   } while (false)

@@ -21,9 +21,7 @@ using TimePoint = MonotonicTime::time_point;
 inline constexpr TimePoint kNever = TimePoint::max();
 
 inline double Seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-inline Duration FromSeconds(double s) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
-}
+inline Duration FromSeconds(double s) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s)); }
 
 class Clock {
  public:

@@ -29,8 +29,8 @@ struct PeerAddress {
 
 // Weights, revision, adapter, canonical RoPE order: peers of one hand-off must agree on it.
 struct ModelIdentity {
-  std::string name;   // for people
-  Hash128 weights;    // over tensor names, types, shapes and sampled bytes
+  std::string name;  // for people
+  Hash128 weights;   // over tensor names, types, shapes and sampled bytes
   friend bool operator==(const ModelIdentity&, const ModelIdentity&) = default;
 };
 
@@ -43,7 +43,7 @@ struct WorkerHello {
   std::vector<uint32_t> num_blocks;  // [group]
   Hash128 numeric;                   // numeric identity: KV format, ISA level, width (S9)
   uint32_t max_context_tokens = 0;
-  uint32_t submit_credits = 0;       // new commands that may be outstanding (not yet ended) at once
+  uint32_t submit_credits = 0;  // new commands that may be outstanding (not yet ended) at once
 };
 
 struct TokenEvent {
@@ -59,11 +59,11 @@ struct HandedOff {
   Epoch epoch = 0;
 };
 enum class HandoffFailure : uint8_t {
-  kBusyTooLong,   // L6: handed back once, decode it where it is
-  kRefused,       // D can never take it, or will not any more
-  kPeerLost,      // before COMMIT was sent
-  kUndecided,     // COMMIT was sent and no answer is to be had (L7)
-  kTransfer,      // MISSING or CORRUPT beyond the re-pushes
+  kBusyTooLong,  // L6: handed back once, decode it where it is
+  kRefused,      // D can never take it, or will not any more
+  kPeerLost,     // before COMMIT was sent
+  kUndecided,    // COMMIT was sent and no answer is to be had (L7)
+  kTransfer,     // MISSING or CORRUPT beyond the re-pushes
 };
 struct HandoffFailed {
   ChildId child;
@@ -88,16 +88,16 @@ struct ChildFailed {
 // Where the time went, from this worker's side. Sent once per (child, epoch), before the child's last event
 // on this worker. All durations; 0 where it does not apply.
 struct Receipt {
-  Duration queue{};       // submit to first launch
-  Duration prefill{};     // first launch to the end of the prompt's last step
-  Duration reserve{};     // RESERVE to GRANT
-  Duration transfer{};    // first post to the last quiesced
-  Duration exposed{};     // end of the prompt's last step to ACK (writer)
+  Duration queue{};     // submit to first launch
+  Duration prefill{};   // first launch to the end of the prompt's last step
+  Duration reserve{};   // RESERVE to GRANT
+  Duration transfer{};  // first post to the last quiesced
+  Duration exposed{};   // end of the prompt's last step to ACK (writer)
   uint64_t transfer_bytes = 0;
   uint32_t transfer_blocks = 0;
-  uint64_t hidden_bytes = 0;    // quiet at the reader before the last layer started
+  uint64_t hidden_bytes = 0;  // quiet at the reader before the last layer started
   uint32_t prompt_tokens = 0;
-  uint32_t cached_tokens = 0;   // of the prompt, found in this worker's prefix cache
+  uint32_t cached_tokens = 0;  // of the prompt, found in this worker's prefix cache
   uint32_t preemptions = 0;
   friend bool operator==(const Receipt&, const Receipt&) = default;
 };
@@ -110,17 +110,17 @@ using ChildEvent = std::variant<TokenEvent, HandedOff, HandoffFailed, Running, N
 
 // Liveness of the engine thread, and what a router may know of the load.
 struct Heartbeat {
-  uint64_t steps = 0;            // launched so far
-  Duration step_overdue_in{};    // how long the running step may still take; 0 when idle
+  uint64_t steps = 0;          // launched so far
+  Duration step_overdue_in{};  // how long the running step may still take; 0 when idle
   bool draining = false;
   RoleMask roles;
-  uint32_t waiting = 0;          // sequences queued
-  uint32_t running = 0;          // sequences that hold blocks
-  uint64_t queued_tokens = 0;    // prompt tokens admitted and not yet computed
-  uint64_t context_tokens = 0;   // over running sequences
-  Duration queued_work{};        // predicted seconds of the queued tokens
-  std::vector<uint32_t> free_blocks;        // [group], free or evictable
-  std::vector<uint32_t> quarantined_blocks; // [group]
+  uint32_t waiting = 0;                      // sequences queued
+  uint32_t running = 0;                      // sequences that hold blocks
+  uint64_t queued_tokens = 0;                // prompt tokens admitted and not yet computed
+  uint64_t context_tokens = 0;               // over running sequences
+  Duration queued_work{};                    // predicted seconds of the queued tokens
+  std::vector<uint32_t> free_blocks;         // [group], free or evictable
+  std::vector<uint32_t> quarantined_blocks;  // [group]
   // The cost model's coefficients, so that a router predicts with the worker's own measurements; see cost.
   std::vector<double> cost;
 };
@@ -168,7 +168,7 @@ struct AdoptCommand {
 };
 struct DrainCommand {};
 struct CacheResyncCommand {};  // a gap was seen: send a snapshot
-using FrontCommand = std::variant<FrontHello, PrefillCommand, DecodeCommand, CancelCommand, AdoptCommand,
-                                  DrainCommand, CacheResyncCommand>;
+using FrontCommand = std::variant<FrontHello, PrefillCommand, DecodeCommand, CancelCommand, AdoptCommand, DrainCommand,
+                                  CacheResyncCommand>;
 
 }  // namespace baton

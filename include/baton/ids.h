@@ -10,11 +10,11 @@ namespace baton {
 
 using TokenId = int32_t;
 
-enum class BlockId : uint32_t {};    // index into one worker's pool, per group
-enum class StepId : uint64_t {};     // counts launched steps of one worker, from 1
-enum class LinkId : uint64_t {};     // one connection as this process names it; see link.h
-enum class OpId : uint64_t {};       // one posted transfer of one writer, from 1
-enum class SequenceId : uint64_t {}; // slot and generation of a Sequence on one worker; never reused
+enum class BlockId : uint32_t {};     // index into one worker's pool, per group
+enum class StepId : uint64_t {};      // counts launched steps of one worker, from 1
+enum class LinkId : uint64_t {};      // one connection as this process names it; see link.h
+enum class OpId : uint64_t {};        // one posted transfer of one writer, from 1
+enum class SequenceId : uint64_t {};  // slot and generation of a Sequence on one worker; never reused
 
 constexpr uint32_t Index(BlockId b) { return static_cast<uint32_t>(b); }
 template <typename E>

@@ -29,7 +29,7 @@ inline constexpr size_t kKernelScratchBytes = size_t{1} << 20;
 struct PackedWeight {
   DType dtype = DType::kF32;
   uint32_t n = 0;
-  uint32_t k = 0;           // a multiple of 32 for quantised types
+  uint32_t k = 0;  // a multiple of 32 for quantised types
   size_t panel_bytes = 0;
   const std::byte* panels = nullptr;  // 64-byte aligned
   uint32_t num_panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
@@ -96,12 +96,12 @@ struct RopeParams {
 struct KvTiles {
   std::byte* pool = nullptr;  // block 0
   size_t block_bytes = 0;
-  size_t k_offset = 0;     // from a block's start to the K tile of head 0
+  size_t k_offset = 0;  // from a block's start to the K tile of head 0
   size_t v_offset = 0;
   size_t head_stride = 0;  // bytes from one head's tile to the next head's
   uint32_t block_tokens = 0;
   uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;   // even, <= kMaxHeadDim
+  uint32_t head_dim = 0;  // even, <= kMaxHeadDim
   DType dtype = DType::kBF16;
 };
 
@@ -133,9 +133,9 @@ struct AttentionParams {
   KvTiles kv;
   const float* q = nullptr;  // [rows][num_heads * head_dim]
   size_t q_stride = 0;
-  uint32_t num_heads = 0;    // at most 64 per KV head
+  uint32_t num_heads = 0;  // at most 64 per KV head
   float scale = 0;
-  float* out = nullptr;      // like q; may not be q
+  float* out = nullptr;  // like q; may not be q
   size_t out_stride = 0;
   uint32_t rows = 0;
   const RowSpan* spans = nullptr;

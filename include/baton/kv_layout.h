@@ -22,9 +22,9 @@ enum class TileForm : uint8_t { kPairs, kTokenMajor };
 
 struct KvGroup {
   KvKind kind = KvKind::kFull;
-  uint32_t num_layers = 0;   // KV layers of this group, numbered from 0 inside the group
+  uint32_t num_layers = 0;  // KV layers of this group, numbered from 0 inside the group
   uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;     // even
+  uint32_t head_dim = 0;  // even
   DType dtype = DType::kBF16;
   friend bool operator==(const KvGroup&, const KvGroup&) = default;
 };
@@ -36,7 +36,7 @@ struct KvLayout {
   TileForm tile = TileForm::kPairs;
   std::vector<KvGroup> groups;
 
-  size_t TileBytes(uint32_t group) const;   // K or V of one head and layer: block_tokens * head_dim * element
+  size_t TileBytes(uint32_t group) const;  // K or V of one head and layer: block_tokens * head_dim * element
   size_t BlockBytes(uint32_t group) const;
   // Bytes from the block's start to the K (value = false) or V tile of (head, layer).
   size_t TileOffset(uint32_t group, uint32_t head, uint32_t layer, bool value) const;

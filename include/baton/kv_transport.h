@@ -26,9 +26,9 @@ using ChunkIndex = uint32_t;
 
 // One contiguous copy. The destination is the ticket's n-th granted block, never an address.
 struct CopyPiece {
-  uint64_t source = 0;       // byte offset in the writer's pool
-  uint32_t target_block = 0; // index into the ticket's granted blocks (groups one after another)
-  uint64_t target_offset = 0;// bytes inside that block
+  uint64_t source = 0;         // byte offset in the writer's pool
+  uint32_t target_block = 0;   // index into the ticket's granted blocks (groups one after another)
+  uint64_t target_offset = 0;  // bytes inside that block
   uint64_t bytes = 0;
   friend bool operator==(const CopyPiece&, const CopyPiece&) = default;
 };

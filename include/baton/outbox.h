@@ -26,9 +26,7 @@ struct Outbox {
   std::vector<std::pair<LinkId, WorkerMessage>> to_fronts;
   std::vector<WatchProcess> watch;
   std::vector<LinkId> close;
-  bool empty() const {
-    return dial.empty() && to_peers.empty() && to_fronts.empty() && watch.empty() && close.empty();
-  }
+  bool empty() const { return dial.empty() && to_peers.empty() && to_fronts.empty() && watch.empty() && close.empty(); }
 };
 
 }  // namespace baton

@@ -17,12 +17,12 @@ namespace baton {
 struct PairHello {
   uint32_t protocol = 1;
   ProcessId writer;
-  ProcessId reader;   // whom the writer believes it dialed; another incarnation is refused
+  ProcessId reader;      // whom the writer believes it dialed; another incarnation is refused
   uint64_t session = 0;  // random
   ModelIdentity model;
   KvLayout layout;
   Hash128 numeric;
-  std::string host;   // the writer's boot and host identity, to know whether pidfds work
+  std::string host;  // the writer's boot and host identity, to know whether pidfds work
   uint64_t pid = 0;
 };
 struct Reserve {
@@ -30,10 +30,10 @@ struct Reserve {
   Epoch epoch = 0;
   Attempt attempt = 1;
   RequestPtr request;
-  Progress progress;                // without logprobs
-  std::vector<Hash128> page_hashes; // of the prompt's full pages, chained; to find what the reader holds
-  uint32_t num_tokens = 0;          // tokens whose KV will be handed over: prompt plus tokens so far
-  TransferMode mode{};              // how the writer will push: it decides how the reader can fence
+  Progress progress;                 // without logprobs
+  std::vector<Hash128> page_hashes;  // of the prompt's full pages, chained; to find what the reader holds
+  uint32_t num_tokens = 0;           // tokens whose KV will be handed over: prompt plus tokens so far
+  TransferMode mode{};               // how the writer will push: it decides how the reader can fence
 };
 struct ChunkDigest {
   ChunkIndex chunk = 0;

@@ -7,8 +7,29 @@
 namespace baton {
 
 enum class Rule : uint8_t {
-  kS1, kS2, kS3, kS4, kS5, kS6, kS7, kS8, kS9, kS10, kS11,
-  kL1, kL2, kL3, kL4, kL5, kL6, kL7, kL8, kL9, kL10, kL11, kL12,
+  kS1,
+  kS2,
+  kS3,
+  kS4,
+  kS5,
+  kS6,
+  kS7,
+  kS8,
+  kS9,
+  kS10,
+  kS11,
+  kL1,
+  kL2,
+  kL3,
+  kL4,
+  kL5,
+  kL6,
+  kL7,
+  kL8,
+  kL9,
+  kL10,
+  kL11,
+  kL12,
 };
 
 class Rules {

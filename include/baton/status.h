@@ -62,9 +62,7 @@ inline Status DeadlineExceededError(std::string m) { return {Code::kDeadlineExce
 inline Status NotFoundError(std::string m) { return {Code::kNotFound, std::move(m)}; }
 inline Status AlreadyExistsError(std::string m) { return {Code::kAlreadyExists, std::move(m)}; }
 inline Status ResourceExhaustedError(std::string m) { return {Code::kResourceExhausted, std::move(m)}; }
-inline Status FailedPreconditionError(std::string m) {
-  return {Code::kFailedPrecondition, std::move(m)};
-}
+inline Status FailedPreconditionError(std::string m) { return {Code::kFailedPrecondition, std::move(m)}; }
 inline Status AbortedError(std::string m) { return {Code::kAborted, std::move(m)}; }
 inline Status OutOfRangeError(std::string m) { return {Code::kOutOfRange, std::move(m)}; }
 inline Status UnimplementedError(std::string m) { return {Code::kUnimplemented, std::move(m)}; }
@@ -99,16 +97,14 @@ class [[nodiscard]] StatusOr {
 
 }  // namespace baton
 
-#define BATON_RETURN_IF_ERROR(expr)                                  \
-  do {                                                               \
-    if (::baton::Status baton_status_ = (expr); !baton_status_.ok()) \
-      return baton_status_;                                          \
+#define BATON_RETURN_IF_ERROR(expr)                                                        \
+  do {                                                                                     \
+    if (::baton::Status baton_status_ = (expr); !baton_status_.ok()) return baton_status_; \
   } while (false)
 
 #define BATON_CONCAT_INNER_(a, b) a##b
 #define BATON_CONCAT_(a, b) BATON_CONCAT_INNER_(a, b)
-#define BATON_ASSIGN_OR_RETURN(lhs, expr) \
-  BATON_ASSIGN_OR_RETURN_(BATON_CONCAT_(baton_statusor_, __LINE__), lhs, expr)
+#define BATON_ASSIGN_OR_RETURN(lhs, expr) BATON_ASSIGN_OR_RETURN_(BATON_CONCAT_(baton_statusor_, __LINE__), lhs, expr)
 #define BATON_ASSIGN_OR_RETURN_(tmp, lhs, expr) \
   auto tmp = (expr);                            \
   if (!tmp.ok()) return tmp.status();           \

@@ -64,10 +64,10 @@ struct FailedSequence {
 
 struct StepResult {
   StepId id{};
-  Status status;  // not ok: no token of this step counts, and its KV is not written
-  std::vector<SampledToken> tokens;  // in plan order
-  std::vector<FailedSequence> failed; // in plan order; none of them is in tokens
-  Duration compute{};                // wall time on the device
+  Status status;                       // not ok: no token of this step counts, and its KV is not written
+  std::vector<SampledToken> tokens;    // in plan order
+  std::vector<FailedSequence> failed;  // in plan order; none of them is in tokens
+  Duration compute{};                  // wall time on the device
 };
 
 // The KV of layers [0, layers) of every sequence of the step is final and may be read by a transport.

@@ -17,9 +17,7 @@ Hash128 ToHash128(XXH128_hash_t h) { return {h.high64, h.low64}; }
 
 uint64_t Hash64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 uint64_t Hash64(std::string_view text) { return XXH3_64bits(text.data(), text.size()); }
-Hash128 HashBytes128(std::span<const std::byte> bytes) {
-  return ToHash128(XXH3_128bits(bytes.data(), bytes.size()));
-}
+Hash128 HashBytes128(std::span<const std::byte> bytes) { return ToHash128(XXH3_128bits(bytes.data(), bytes.size())); }
 
 StreamHash64::StreamHash64() : state_(XXH3_createState()) {
   BATON_CHECK(state_ != nullptr, "out of memory");

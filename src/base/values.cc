@@ -11,12 +11,8 @@
 namespace baton {
 
 const DTypeTraits& Traits(DType dtype) {
-  static constexpr std::array<DTypeTraits, 6> kTraits = {{{"F32", 1, 4},
-                                                          {"F16", 1, 2},
-                                                          {"BF16", 1, 2},
-                                                          {"Q8_0", 32, 34},
-                                                          {"Q4_0", 32, 18},
-                                                          {"Q4_1", 32, 20}}};
+  static constexpr std::array<DTypeTraits, 6> kTraits = {
+      {{"F32", 1, 4}, {"F16", 1, 2}, {"BF16", 1, 2}, {"Q8_0", 32, 34}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}}};
   return kTraits[static_cast<size_t>(dtype)];
 }
 

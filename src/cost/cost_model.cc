@@ -23,9 +23,7 @@ constexpr double kMaxSeconds = 1e6;
 // What a coefficient is taken for when the prior says 0: it must be able to move.
 constexpr Vector kFloor = {1e-5, 1e-7, 1e-11, 1e-6, 1e-10};
 
-Vector VectorOf(const StepFeatures& f) {
-  return {1.0, f.prefill_tokens, f.prefill_pairs, f.decodes, f.decode_context};
-}
+Vector VectorOf(const StepFeatures& f) { return {1.0, f.prefill_tokens, f.prefill_pairs, f.decodes, f.decode_context}; }
 double Dot(const Vector& a, const Vector& b) {
   double sum = 0;
   for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
@@ -73,9 +71,7 @@ void CostModel::ForgetAll() {
   same_side_ = 0;
 }
 
-Duration CostModel::Predict(const StepFeatures& step) const {
-  return ToDuration(Dot(theta_, VectorOf(step)));
-}
+Duration CostModel::Predict(const StepFeatures& step) const { return ToDuration(Dot(theta_, VectorOf(step))); }
 
 Duration CostModel::PredictPrefill(uint32_t tokens, uint32_t cached, uint32_t chunk) const {
   if (tokens == 0) return {};
@@ -122,8 +118,7 @@ void CostModel::Observe(const StepFeatures& step, Duration actual) {
   const double total = Dot(x, px) + kForgetting * noise * noise;
   for (size_t i = 0; i < kN; ++i) theta_[i] += px[i] / total * residual;
   for (size_t i = 0; i < kN; ++i) {
-    for (size_t j = 0; j < kN; ++j)
-      covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] / total) / kForgetting;
+    for (size_t j = 0; j < kN; ++j) covariance_[i][j] = (covariance_[i][j] - px[i] * px[j] / total) / kForgetting;
   }
   BoundCovariance();
   KeepNonNegative();
@@ -166,8 +161,8 @@ StatusOr<CostModel> CostModel::Import(std::span<const double> values) {
   CostCoefficients theta{};
   for (size_t i = 0; i < kN; ++i) {
     if (!std::isfinite(values[i]) || values[i] < 0 || values[i] > kMaxSeconds) {
-      return InvalidArgumentError("cost model: coefficient " + std::to_string(i) + " is " +
-                                  std::to_string(values[i]) + "; it must be in [0, 1e6] seconds");
+      return InvalidArgumentError("cost model: coefficient " + std::to_string(i) + " is " + std::to_string(values[i]) +
+                                  "; it must be in [0, 1e6] seconds");
     }
     theta[i] = values[i];
   }

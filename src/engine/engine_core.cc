@@ -109,8 +109,7 @@ void EngineCore::OnFront(LinkId link, FrontCommand& command, TimePoint now, Outb
     front.fingerprint = hello->fingerprint;
     front_links_[hello->fingerprint] = link;
   } else if (auto* prefill = std::get_if<PrefillCommand>(&command)) {
-    Submit(link, std::move(prefill->request), std::move(prefill->progress), prefill->epoch, &prefill->decode, now,
-           out);
+    Submit(link, std::move(prefill->request), std::move(prefill->progress), prefill->epoch, &prefill->decode, now, out);
   } else if (auto* decode = std::get_if<DecodeCommand>(&command)) {
     Submit(link, std::move(decode->request), std::move(decode->progress), decode->epoch, nullptr, now, out);
   } else if (const auto* cancel = std::get_if<CancelCommand>(&command)) {
@@ -143,7 +142,8 @@ void EngineCore::OnFrontDown(LinkId link, TimePoint now, Outbox* out) {
 Status EngineCore::CheckRequest(const Request& request, const Progress& progress) const {
   const auto in_vocabulary = [this](TokenId id) { return id >= 0 && static_cast<uint32_t>(id) < options_.vocab_size; };
   for (const TokenId id : request.prompt) {
-    if (!in_vocabulary(id)) return InvalidArgumentError("prompt: token " + std::to_string(id) + " is not in the vocabulary");
+    if (!in_vocabulary(id))
+      return InvalidArgumentError("prompt: token " + std::to_string(id) + " is not in the vocabulary");
   }
   for (const OutputToken& token : progress.tokens) {
     if (!in_vocabulary(token.id)) {
@@ -234,8 +234,7 @@ void EngineCore::OnReserve(LinkId link, const Reserve& reserve, TimePoint now, O
   child.epoch = reserve.epoch;
   child.front = front == front_links_.end() ? LinkId{} : front->second;
   child.sequence = grant->sequence;
-  child.deadline =
-      now + std::clamp<Duration>(reserve.progress.deadline_remaining, Duration(0), options_.max_deadline);
+  child.deadline = now + std::clamp<Duration>(reserve.progress.deadline_remaining, Duration(0), options_.max_deadline);
   child.ticket = *connector_.TicketOf({reserve.child, reserve.epoch});
   by_sequence_[child.sequence] = reserve.child;
   children_.emplace(reserve.child, std::move(child));
@@ -247,11 +246,10 @@ void EngineCore::OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, 
   const auto it = children_.find(adopt.child);
   if (it != children_.end() && it->second.epoch == adopt.epoch) {
     const Child& child = it->second;
-    const ReaderTicket* ticket =
-        child.role == Child::Role::kReader ? connector_.FindTicket(child.ticket) : nullptr;
-    const bool running = child.role == Child::Role::kLocal ||
-                         (ticket != nullptr && (ticket->state == TicketState::kReady ||
-                                                ticket->state == TicketState::kRunning));
+    const ReaderTicket* ticket = child.role == Child::Role::kReader ? connector_.FindTicket(child.ticket) : nullptr;
+    const bool running =
+        child.role == Child::Role::kLocal ||
+        (ticket != nullptr && (ticket->state == TicketState::kReady || ticket->state == TicketState::kRunning));
     if (running) {
       front.events.push_back(Running{adopt.child, adopt.epoch});
       return;
@@ -319,7 +317,8 @@ void EngineCore::OnStepDone(const StepResult& result, TimePoint now, Outbox* out
     const auto it = FindSequence(failed.sequence);
     if (it == children_.end()) continue;
     // A step that failed as a whole is this worker's trouble, not the request's: the front may try elsewhere.
-    FailChild(it, result.status.ok() ? failed.why : AbortedError("a step failed: " + result.status.ToString()), now, out);
+    FailChild(it, result.status.ok() ? failed.why : AbortedError("a step failed: " + result.status.ToString()), now,
+              out);
   }
 }
 
@@ -354,7 +353,8 @@ void EngineCore::HandleFacts(TimePoint now, Outbox* out) {
       runner_->Forget(sequence);
       by_sequence_.erase(sequence);
       const auto it = children_.find(key.child);
-      if (it != children_.end() && it->second.epoch == key.epoch && it->second.sequence == sequence) children_.erase(it);
+      if (it != children_.end() && it->second.epoch == key.epoch && it->second.sequence == sequence)
+        children_.erase(it);
     }
     for (const WriterChild& send : facts.handed_off) {
       const auto it = children_.find(send.key.child);
@@ -394,8 +394,8 @@ void EngineCore::OnReady(const Commit& commit, TimePoint now) {
   const auto it = children_.find(commit.child);
   if (it == children_.end() || it->second.epoch != commit.epoch) return;
   Child& child = it->second;
-  child.deadline = std::min(
-      child.deadline, now + std::clamp<Duration>(commit.progress.deadline_remaining, Duration(0), options_.max_deadline));
+  child.deadline = std::min(child.deadline, now + std::clamp<Duration>(commit.progress.deadline_remaining, Duration(0),
+                                                                       options_.max_deadline));
   Status status;
   for (const OutputToken& token : commit.progress.tokens) {
     if (token.id < 0 || static_cast<uint32_t>(token.id) >= options_.vocab_size) {
@@ -616,9 +616,7 @@ TimePoint EngineCore::NextTimer() const {
   return next;
 }
 
-bool EngineCore::idle() const {
-  return children_.empty() && orphans_.empty() && running_.empty() && connector_.idle();
-}
+bool EngineCore::idle() const { return children_.empty() && orphans_.empty() && running_.empty() && connector_.idle(); }
 
 void EngineCore::Audit() const {
   pool_.Audit();

@@ -26,13 +26,13 @@ struct EngineOptions {
   ModelIdentity model;
   KvLayout layout;
   KvPoolPlan pool;
-  Hash128 numeric;            // numeric identity of the KV that this worker computes
-  uint32_t vocab_size = 0;    // ids of requests and peers are checked against it
-  SchedulerOptions scheduler; // its roles, weights, numeric and rules are taken from here
+  Hash128 numeric;             // numeric identity of the KV that this worker computes
+  uint32_t vocab_size = 0;     // ids of requests and peers are checked against it
+  SchedulerOptions scheduler;  // its roles, weights, numeric and rules are taken from here
   RoleMask roles;
   uint32_t submit_credits = 64;
-  CostCoefficients prior{};   // of the step cost, until steps were measured
-  std::string host;           // see KvConnectorOptions
+  CostCoefficients prior{};  // of the step cost, until steps were measured
+  std::string host;          // see KvConnectorOptions
   uint64_t pid = 0;
   ReaderOptions reader;
   WriterOptions writer;
@@ -84,7 +84,7 @@ class EngineCore {
     bool send_begun = false;      // kWriter: the hand-off machine has it
     bool handoff_failed = false;  // kWriter: told to the front; the KV waits for its next epoch
     TimePoint hold_until = kNever;
-    Ticket ticket;                // kReader
+    Ticket ticket;  // kReader
     bool receipt_sent = false;
   };
   struct FrontSession {
@@ -100,8 +100,8 @@ class EngineCore {
   void Apply(EngineCommand& command, TimePoint now, Outbox* out);
   void OnFront(LinkId link, FrontCommand& command, TimePoint now, Outbox* out);
   void OnFrontDown(LinkId link, TimePoint now, Outbox* out);
-  void Submit(LinkId link, RequestPtr request, Progress progress, Epoch epoch, const PeerAddress* decode,
-              TimePoint now, Outbox* out);
+  void Submit(LinkId link, RequestPtr request, Progress progress, Epoch epoch, const PeerAddress* decode, TimePoint now,
+              Outbox* out);
   void OnReserve(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out);
   void OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, Outbox* out);
   // Raises the epoch below which the child is refused; ends what lives at or below it.
@@ -143,7 +143,7 @@ class EngineCore {
   std::map<SequenceId, ChildId> by_sequence_;
   std::map<ChildEpoch, SequenceId> orphans_;  // ended writers whose blocks are still being read
   std::map<LinkId, FrontSession> fronts_;
-  std::map<uint64_t, LinkId> front_links_;    // by fingerprint
+  std::map<uint64_t, LinkId> front_links_;  // by fingerprint
   struct EpochFloor {
     Epoch epoch = 0;
     TimePoint until{};

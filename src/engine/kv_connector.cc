@@ -228,8 +228,8 @@ void KvConnector::OnHelloAnswer(WriterSession& s, const PairHelloAnswer& answer,
   }
   const bool replaced = answer.reader.incarnation != s.peer.process.incarnation;
   if (!answer.status.ok() || replaced) {
-    const std::string why = replaced ? s.peer.process.name + " was replaced by another incarnation"
-                                     : answer.status.message();
+    const std::string why =
+        replaced ? s.peer.process.name + " was replaced by another incarnation" : answer.status.message();
     const ProcessId reader = s.peer.process;
     DropSession(s, why, now, out);
     WriterActions actions;
@@ -391,8 +391,8 @@ void KvConnector::Post(const WriterPost& post, TimePoint now) {
   for (uint32_t g = 0; g < chunk.group; ++g) first_target += static_cast<uint32_t>(c->grant.blocks[g].size());
   const std::vector<BlockId>& blocks = sequence->tables[chunk.group].blocks();
   const uint32_t hit_blocks = c->grant.hit_tokens / options_.layout.block_tokens;
-  transfer.pieces = PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(hit_blocks),
-                               first_target);
+  transfer.pieces =
+      PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(hit_blocks), first_target);
   for (const auto& group : c->grant.base) {
     transfer.target_base.insert(transfer.target_base.end(), group.begin(), group.end());
   }
@@ -487,13 +487,15 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
     }
   }
   if (!reader_.HasFreeSlot() || OverCap(writer, options_.layout.BlocksFor(known))) return busy(options_.busy_retry);
-  StatusOr<ReceiveGrant> granted =
-      scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now);
+  StatusOr<ReceiveGrant> granted = scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now);
   if (!granted.ok()) {
     switch (granted.status().code()) {
-      case Code::kResourceExhausted: return busy(options_.busy_retry);
-      case Code::kFailedPrecondition: return refuse(RefuseReason::kRole, granted.status().message());
-      default: return refuse(RefuseReason::kTooLarge, granted.status().message());
+      case Code::kResourceExhausted:
+        return busy(options_.busy_retry);
+      case Code::kFailedPrecondition:
+        return refuse(RefuseReason::kRole, granted.status().message());
+      default:
+        return refuse(RefuseReason::kTooLarge, granted.status().message());
     }
   }
   Grant grant;

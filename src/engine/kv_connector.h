@@ -43,11 +43,11 @@ struct KvConnectorOptions {
 
 // What happened, for EngineCore; in order inside each list.
 struct ConnectorFacts {
-  std::vector<Commit> ready;                 // complete and right: MakeReady
+  std::vector<Commit> ready;                            // complete and right: MakeReady
   std::vector<std::pair<ChildEpoch, SequenceId>> lost;  // reader: the ticket was quarantined, the sequence is gone
   std::vector<WriterChild> handed_off;
   std::vector<WriterFailure> failed;
-  std::vector<ChildEpoch> unpinned;          // writer: nothing reads the sequence's blocks any more
+  std::vector<ChildEpoch> unpinned;  // writer: nothing reads the sequence's blocks any more
 };
 
 struct ConnectorCounters {
@@ -105,15 +105,15 @@ class KvConnector {
   struct WriterSession {
     PeerAddress peer;
     std::optional<LinkId> link;
-    bool greeted = false;    // Hello answered on this link
-    bool open = false;       // the transport's endpoint stands
+    bool greeted = false;  // Hello answered on this link
+    bool open = false;     // the transport's endpoint stands
     bool opening = false;
-    bool closing = false;    // Close was asked for, Severed is due
+    bool closing = false;  // Close was asked for, Severed is due
     TransferMode mode{};
     std::vector<std::byte> descriptor;
     std::vector<Ticket> open_tickets;
     uint64_t session = 0;
-    uint32_t failures = 0;   // in a row
+    uint32_t failures = 0;  // in a row
     TimePoint next_dial{};
     TimePoint greet_by = kNever;  // a link without an answered Hello is given up then
     TimePoint last_up = kNever;
@@ -150,7 +150,7 @@ class KvConnector {
   KvTransport* const transport_;
   ReaderTickets reader_;
   WriterTickets writer_;
-  std::map<ProcessId, WriterSession> dialed_;   // by reader
+  std::map<ProcessId, WriterSession> dialed_;  // by reader
   std::map<LinkId, ReaderSession> accepted_;
   std::map<ProcessId, LinkId> accepted_by_writer_;
   std::map<ProcessId, Watch> watches_;

@@ -60,8 +60,8 @@ std::vector<CopyPiece> PlanCopies(const KvLayout& layout, const KvPoolPlan& sour
     for (uint32_t head = 0; head < layout.groups[chunk.group].num_kv_heads; ++head) {
       const uint64_t offset = layout.TileOffset(chunk.group, head, chunk.first_layer, false);
       CopyPiece* last = pieces.empty() ? nullptr : &pieces.back();
-      if (last != nullptr && last->target_block == first_target + b &&
-          last->target_offset + last->bytes == offset && last->source + last->bytes == base + offset) {
+      if (last != nullptr && last->target_block == first_target + b && last->target_offset + last->bytes == offset &&
+          last->source + last->bytes == base + offset) {
         last->bytes += head_bytes;
         continue;
       }

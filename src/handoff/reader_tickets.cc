@@ -211,8 +211,7 @@ void ReaderTickets::OnHeartbeat(const ProcessId& writer, const PairHeartbeat& he
   for (const Ticket& ticket : heartbeat.alive) {
     ReaderTicket* t = Current(ticket);
     if (t == nullptr || t->writer != writer || !IsReserving(t->state)) continue;
-    const Duration lease =
-        t->state == TicketState::kReserved ? options_.reserved_lease : options_.receiving_lease;
+    const Duration lease = t->state == TicketState::kReserved ? options_.reserved_lease : options_.receiving_lease;
     t->lease_end = std::max(t->lease_end, now + lease);
   }
 }
@@ -298,8 +297,7 @@ const ReaderTicket* ReaderTickets::Find(const Ticket& ticket) const {
 std::optional<Ticket> ReaderTickets::FindChild(const ChildId& child, Epoch epoch) const {
   for (const Slot& slot : slots_) {
     const ReaderTicket& t = slot.now;
-    if (t.state != TicketState::kFree && t.state != TicketState::kQuarantined && t.child == child &&
-        t.epoch == epoch) {
+    if (t.state != TicketState::kFree && t.state != TicketState::kQuarantined && t.child == child && t.epoch == epoch) {
       return t.ticket;
     }
   }
@@ -351,8 +349,8 @@ void ReaderTickets::FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderAction
 void ReaderTickets::Free(ReaderTicket& t, bool acked, TimePoint now) {
   Slot& slot = slots_[t.ticket.slot];
   if (slot.outcomes.size() == 2) slot.outcomes.erase(slot.outcomes.begin());
-  slot.outcomes.push_back({t.ticket.generation, t.writer, t.child, t.epoch, t.reserve_attempt, acked,
-                           now + options_.outcome_kept});
+  slot.outcomes.push_back(
+      {t.ticket.generation, t.writer, t.child, t.epoch, t.reserve_attempt, acked, now + options_.outcome_kept});
   free_slots_.insert(t.ticket.slot);
   ++slot.generation;
   t = ReaderTicket{};

@@ -26,7 +26,7 @@ struct ReaderOptions {
   Duration reserved_lease = std::chrono::seconds(10);  // renewed by the writer's heartbeat
   Duration receiving_lease = std::chrono::seconds(5);
   Duration abort_repeat = std::chrono::milliseconds(200);
-  Duration fence_after = std::chrono::seconds(1);       // without DRAINED: fence, where a fence exists
+  Duration fence_after = std::chrono::seconds(1);          // without DRAINED: fence, where a fence exists
   Duration missing_grace = std::chrono::milliseconds(50);  // COMMIT waits for notices before MISSING
   Duration outcome_kept = std::chrono::seconds(60);
 };
@@ -44,8 +44,8 @@ struct ReaderTicket {
   Grant grant;
   std::vector<std::optional<uint64_t>> chunks;  // digest of the bytes here, once its notice came
   uint32_t chunks_arrived = 0;
-  std::optional<Commit> commit;     // latest, while it waits for notices
-  TimePoint commit_until = kNever;  // end of that wait
+  std::optional<Commit> commit;        // latest, while it waits for notices
+  TimePoint commit_until = kNever;     // end of that wait
   std::optional<CommitAnswer> answer;  // to the attempt in answer->attempt
   TimePoint lease_end = kNever;
   TimePoint next_abort = kNever;
@@ -62,9 +62,9 @@ struct ReaderActions {
 };
 
 struct ReaderCounters {
-  uint64_t stale = 0;       // messages for tickets that are not current
-  uint64_t corrupt = 0;     // digests that differ
-  uint64_t missing = 0;     // COMMITs answered MISSING
+  uint64_t stale = 0;    // messages for tickets that are not current
+  uint64_t corrupt = 0;  // digests that differ
+  uint64_t missing = 0;  // COMMITs answered MISSING
   uint64_t duplicates = 0;
   uint64_t lease_ends = 0;
 };

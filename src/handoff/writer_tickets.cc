@@ -7,8 +7,8 @@ namespace baton {
 WriterTickets::WriterTickets(KvLayout layout, WriterOptions options, Rules rules)
     : layout_(std::move(layout)), options_(options), rules_(rules) {}
 
-void WriterTickets::Begin(const ProcessId& reader, Reserve reserve, bool session_up, TimePoint deadline,
-                          TimePoint now, WriterActions* out) {
+void WriterTickets::Begin(const ProcessId& reader, Reserve reserve, bool session_up, TimePoint deadline, TimePoint now,
+                          WriterActions* out) {
   const ChildEpoch key{reserve.child, reserve.epoch};
   BATON_CHECK(children_.find(key) == children_.end(), "a hand-off begins once per epoch");
   WriterChild c;
@@ -50,8 +50,7 @@ void WriterTickets::SessionUp(const ProcessId& reader, TransferMode mode, const 
   Tick(now, out);
 }
 
-void WriterTickets::SessionLost(const ProcessId& reader, const std::string& why, TimePoint now,
-                                WriterActions* out) {
+void WriterTickets::SessionLost(const ProcessId& reader, const std::string& why, TimePoint now, WriterActions* out) {
   for (auto it = children_.begin(); it != children_.end();) {
     WriterChild& c = (it++)->second;  // Stop may erase it
     if (c.reader != reader) continue;
@@ -70,16 +69,16 @@ void WriterTickets::ReaderGone(const ProcessId& reader, TimePoint now, WriterAct
     WriterChild& c = (it++)->second;
     if (c.reader != reader || c.state == WriterState::kStopping) continue;
     const bool undecided = c.state == WriterState::kCommitting;
-    Stop(c, WriterFailure{c.key, undecided ? HandoffFailure::kUndecided : HandoffFailure::kPeerLost,
-                          reader.name + " is gone"},
+    Stop(c,
+         WriterFailure{c.key, undecided ? HandoffFailure::kUndecided : HandoffFailure::kPeerLost,
+                       reader.name + " is gone"},
          now, out);
   }
   std::erase_if(draining_, [&](const auto& entry) { return entry.second.reader == reader; });
   std::erase_if(dead_generation_, [&](const auto& entry) { return entry.first.first == reader.incarnation; });
 }
 
-void WriterTickets::Unreachable(const ProcessId& reader, const std::string& why, TimePoint now,
-                                WriterActions* out) {
+void WriterTickets::Unreachable(const ProcessId& reader, const std::string& why, TimePoint now, WriterActions* out) {
   for (auto it = children_.begin(); it != children_.end();) {
     WriterChild& c = (it++)->second;
     if (c.reader != reader || (c.state != WriterState::kReserving && c.state != WriterState::kHeld)) continue;

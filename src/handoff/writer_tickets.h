@@ -26,10 +26,10 @@ struct WriterOptions {
   Duration reserve_repeat = std::chrono::milliseconds(250);  // the same attempt again
   Duration commit_repeat = std::chrono::milliseconds(20);    // doubles up to commit_repeat_max
   Duration commit_repeat_max = std::chrono::milliseconds(500);
-  Duration commit_give_up = std::chrono::seconds(10);        // then the outcome is undecided
-  Duration stall_after = std::chrono::seconds(5);       // PUSHING with ops in flight and none that ends
+  Duration commit_give_up = std::chrono::seconds(10);  // then the outcome is undecided
+  Duration stall_after = std::chrono::seconds(5);      // PUSHING with ops in flight and none that ends
   Duration drained_repeat = std::chrono::milliseconds(200);
-  Duration sever_after = std::chrono::seconds(5);            // STOPPING with ops in flight
+  Duration sever_after = std::chrono::seconds(5);  // STOPPING with ops in flight
   uint32_t max_repushes = 2;
 };
 
@@ -45,16 +45,16 @@ struct WriterChild {
   ProcessId reader;
   Reserve reserve;  // as last sent; its attempt is the latest
   TimePoint begun = kNever, granted = kNever, first_post = kNever, last_quiesced = kNever, finished = kNever;
-  TimePoint deadline = kNever;      // of the request
-  TimePoint next_send = kNever;     // repeat of RESERVE or COMMIT, or the end of a BUSY hold
+  TimePoint deadline = kNever;   // of the request
+  TimePoint next_send = kNever;  // repeat of RESERVE or COMMIT, or the end of a BUSY hold
   std::optional<TimePoint> first_busy;
   // From GRANT on.
   Ticket ticket;
   Grant grant;
   ChunkGrid grid;
   struct ChunkState {
-    Attempt posted = 0;    // COMMIT attempt it was last posted for; 0: not yet
-    bool quiesced = false; // of that attempt
+    Attempt posted = 0;     // COMMIT attempt it was last posted for; 0: not yet
+    bool quiesced = false;  // of that attempt
     uint64_t digest = 0;
   };
   std::vector<ChunkState> chunks;
@@ -85,11 +85,11 @@ struct WriterFailure {
 
 struct WriterActions {
   std::vector<std::pair<ProcessId, PairMessage>> send;
-  std::vector<WriterPost> post;           // the engine answers each with Posted(op)
-  std::vector<WriterChild> handed_off;    // ACK: D owns the request; blocks may go
-  std::vector<WriterFailure> failed;      // the hand-off is over; the KV is still here
-  std::vector<ChildEpoch> unpinned;       // no op reads the blocks any more (follows failed or a cancel)
-  std::vector<ProcessId> sever;           // close the endpoint by force: a STOPPING passed its deadline
+  std::vector<WriterPost> post;         // the engine answers each with Posted(op)
+  std::vector<WriterChild> handed_off;  // ACK: D owns the request; blocks may go
+  std::vector<WriterFailure> failed;    // the hand-off is over; the KV is still here
+  std::vector<ChildEpoch> unpinned;     // no op reads the blocks any more (follows failed or a cancel)
+  std::vector<ProcessId> sever;         // close the endpoint by force: a STOPPING passed its deadline
 };
 
 struct WriterCounters {
@@ -174,8 +174,8 @@ class WriterTickets {
     Ticket ticket;
   };
   std::map<OpId, Op> ops_;
-  std::map<Ticket, Draining> draining_;           // DRAINED not acknowledged yet
-  std::map<SlotKey, uint32_t> dead_generation_;   // highest dead generation per reader slot (L2)
+  std::map<Ticket, Draining> draining_;          // DRAINED not acknowledged yet
+  std::map<SlotKey, uint32_t> dead_generation_;  // highest dead generation per reader slot (L2)
   WriterCounters counters_;
 };
 

@@ -129,9 +129,8 @@ bool BlockPool::IndexBlock(const BlockTable& table, uint32_t index, const Hash12
   BATON_CHECK(index < table.size() && tokens.size() >= end && page_hashes.size() >= end / kPageTokens,
               "a block is indexed when it is full");
   const Hash128& hash = page_hashes[end / kPageTokens - 1];
-  const std::optional<PrefixCursor> next =
-      cache_.Insert(table.group(), *cursor, table.blocks()[index], root, hash,
-                    tokens.subspan(end - block_tokens_, block_tokens_));
+  const std::optional<PrefixCursor> next = cache_.Insert(table.group(), *cursor, table.blocks()[index], root, hash,
+                                                         tokens.subspan(end - block_tokens_, block_tokens_));
   if (!next) return false;
   *cursor = *next;
   return true;
@@ -201,9 +200,8 @@ std::string BlockPool::Describe() const {
   for (const Group& g : groups_) {
     const BlockCounts& c = g.counts;
     if (!out.empty()) out += "; ";
-    out += std::to_string(c.total) + " blocks: " + std::to_string(c.free) + " free, " +
-           std::to_string(c.owned) + " owned, " + std::to_string(c.cached) + " cached, " +
-           std::to_string(c.quarantined) + " quarantined";
+    out += std::to_string(c.total) + " blocks: " + std::to_string(c.free) + " free, " + std::to_string(c.owned) +
+           " owned, " + std::to_string(c.cached) + " cached, " + std::to_string(c.quarantined) + " quarantined";
   }
   return out;
 }

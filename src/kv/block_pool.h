@@ -60,24 +60,21 @@ class BlockPool {
   std::vector<BlockTable> Match(const Hash128& root, std::span<const Hash128> page_hashes,
                                 std::span<const TokenId> tokens, uint32_t max_blocks);
   // The same, only counted: nothing is shared or touched.
-  uint32_t MatchLength(const Hash128& root, std::span<const Hash128> page_hashes,
-                       std::span<const TokenId> tokens, uint32_t max_blocks) const;
+  uint32_t MatchLength(const Hash128& root, std::span<const Hash128> page_hashes, std::span<const TokenId> tokens,
+                       uint32_t max_blocks) const;
 
   // Makes block number `index` of a table findable: every one of its bytes is written (S9; the caller vouches
   // for that). tokens and page_hashes are those of the table's whole sequence from position 0. `cursor` is
   // where block index - 1 stands in this group's index (the default cursor before block 0); it is moved on.
   // False: this chain can no longer be indexed, see PrefixCache::Insert; the caller stops trying.
-  bool IndexBlock(const BlockTable& table, uint32_t index, const Hash128& root,
-                  std::span<const Hash128> page_hashes, std::span<const TokenId> tokens,
-                  PrefixCursor* cursor);
+  bool IndexBlock(const BlockTable& table, uint32_t index, const Hash128& root, std::span<const Hash128> page_hashes,
+                  std::span<const TokenId> tokens, PrefixCursor* cursor);
   // The cursor of a block that Match returned.
   PrefixCursor CursorOf(uint32_t group, BlockId block) const { return cache_.CursorOf(group, block); }
   bool IsIndexed(uint32_t group, BlockId block) const { return cache_.Contains(group, block); }
 
   // Tables that hold the block.
-  uint32_t NumReferences(uint32_t group, BlockId block) const {
-    return groups_[group].blocks[Index(block)].references;
-  }
+  uint32_t NumReferences(uint32_t group, BlockId block) const { return groups_[group].blocks[Index(block)].references; }
 
   // The table's blocks have this one reference and are not indexed: only new blocks of a ticket are ever
   // quarantined (S2).

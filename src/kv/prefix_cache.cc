@@ -14,8 +14,7 @@ void ExtendPageHashes(const Hash128& root, std::span<const TokenId> tokens, std:
   const size_t pages = tokens.size() / kPageTokens;
   if (hashes->empty()) hashes->reserve(pages);
   for (size_t p = hashes->size(); p < pages; ++p) {
-    hashes->push_back(
-        ChainHash(p == 0 ? root : hashes->back(), tokens.subspan(p * kPageTokens, kPageTokens)));
+    hashes->push_back(ChainHash(p == 0 ? root : hashes->back(), tokens.subspan(p * kPageTokens, kPageTokens)));
   }
 }
 
@@ -42,13 +41,10 @@ bool PrefixCache::Holds(const Group& g, uint32_t block, uint32_t parent, const H
   return std::equal(tokens.begin(), tokens.end(), g.tokens.begin() + size_t{block} * block_tokens_);
 }
 
-std::vector<std::vector<BlockId>> PrefixCache::Match(const Hash128& root,
-                                                     std::span<const Hash128> page_hashes,
-                                                     std::span<const TokenId> tokens,
-                                                     uint32_t max_blocks) const {
+std::vector<std::vector<BlockId>> PrefixCache::Match(const Hash128& root, std::span<const Hash128> page_hashes,
+                                                     std::span<const TokenId> tokens, uint32_t max_blocks) const {
   const size_t pages_per_block = block_tokens_ / kPageTokens;
-  size_t limit =
-      std::min({size_t{max_blocks}, tokens.size() / block_tokens_, page_hashes.size() / pages_per_block});
+  size_t limit = std::min({size_t{max_blocks}, tokens.size() / block_tokens_, page_hashes.size() / pages_per_block});
   std::vector<std::vector<BlockId>> found(groups_.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
     const Group& g = groups_[group];
@@ -73,8 +69,7 @@ std::optional<PrefixCursor> PrefixCache::Insert(uint32_t group, const PrefixCurs
                                                 std::span<const TokenId> tokens) {
   BATON_CHECK(tokens.size() == block_tokens_);
   Group& g = groups_[group];
-  if (parent.block != PrefixCursor::kRoot && g.nodes[parent.block].serial != parent.serial)
-    return std::nullopt;
+  if (parent.block != PrefixCursor::kRoot && g.nodes[parent.block].serial != parent.serial) return std::nullopt;
   static_assert(PrefixCursor::kRoot == kNone);
   const auto [it, inserted] = g.by_hash.try_emplace(hash, Index(block));
   if (!inserted) {
@@ -151,8 +146,7 @@ void PrefixCache::SetUsed(uint32_t group, BlockId block) {
 void PrefixCache::Unpark(Group& g, uint32_t block) {
   Detach(g, block);
   uint32_t before = g.order.head;
-  while (before != kNone && g.nodes[before].idle_since < g.nodes[block].idle_since)
-    before = g.nodes[before].next;
+  while (before != kNone && g.nodes[before].idle_since < g.nodes[block].idle_since) before = g.nodes[before].next;
   g.nodes[block].where = Where::kOrder;
   InsertBefore(g, g.order, before, block);
 }
@@ -172,8 +166,7 @@ void PrefixCache::Unlink(uint32_t group, uint32_t block, std::vector<BlockId>* r
   for (size_t i = begin; i < removed->size(); ++i) {
     const uint32_t b = Index((*removed)[i]);
     Node& node = g.nodes[b];
-    for (uint32_t c = node.first_child; c != kNone; c = g.nodes[c].next_sibling)
-      removed->push_back(BlockId{c});
+    for (uint32_t c = node.first_child; c != kNone; c = g.nodes[c].next_sibling) removed->push_back(BlockId{c});
     if (node.where != Where::kNowhere) {
       Detach(g, b);
       --g.num_idle;
@@ -193,8 +186,7 @@ bool PrefixCache::EvictOne(uint32_t group, std::vector<BlockId>* removed) {
     g.nodes[block].where = Where::kParked;
     // By age: an unparked block that got a child again may be older than others parked since.
     uint32_t after = g.parked.tail;
-    while (after != kNone && g.nodes[after].idle_since > g.nodes[block].idle_since)
-      after = g.nodes[after].prev;
+    while (after != kNone && g.nodes[after].idle_since > g.nodes[block].idle_since) after = g.nodes[after].prev;
     InsertBefore(g, g.parked, after == kNone ? g.parked.head : g.nodes[after].next, block);
   }
   const uint32_t victim = g.order.head != kNone ? g.order.head : g.parked.head;
@@ -214,8 +206,7 @@ void PrefixCache::Log(const Hash128& hash, bool stored) {
 PrefixEvents PrefixCache::TakeEvents() {
   // Only the first and the last event of a hash matter: they alternate.
   std::map<Hash128, std::pair<size_t, size_t>> span;
-  for (size_t i = 0; i < events_.size(); ++i)
-    span.try_emplace(events_[i].first, i, i).first->second.second = i;
+  for (size_t i = 0; i < events_.size(); ++i) span.try_emplace(events_[i].first, i, i).first->second.second = i;
   PrefixEvents out;
   for (size_t i = 0; i < events_.size(); ++i) {
     const auto& [first, last] = span.at(events_[i].first);

@@ -56,12 +56,9 @@ class PrefixCache {
   // block_tokens ids, `root` the chain's root hash (stored with first blocks). Returns the cursor to go on
   // from: the block's own, or that of the equal block which was there first. nullopt: the parent has left
   // the index, or another content holds this hash; the caller stops indexing this chain.
-  std::optional<PrefixCursor> Insert(uint32_t group, const PrefixCursor& parent, BlockId block,
-                                     const Hash128& root, const Hash128& hash,
-                                     std::span<const TokenId> tokens);
-  bool Contains(uint32_t group, BlockId block) const {
-    return groups_[group].nodes[Index(block)].serial != 0;
-  }
+  std::optional<PrefixCursor> Insert(uint32_t group, const PrefixCursor& parent, BlockId block, const Hash128& root,
+                                     const Hash128& hash, std::span<const TokenId> tokens);
+  bool Contains(uint32_t group, BlockId block) const { return groups_[group].nodes[Index(block)].serial != 0; }
   bool IsIdle(uint32_t group, BlockId block) const {
     return groups_[group].nodes[Index(block)].where != Where::kNowhere;
   }
@@ -105,9 +102,7 @@ class PrefixCache {
     uint32_t tail = kNone;
   };
   struct HashOf {
-    size_t operator()(const Hash128& h) const {
-      return static_cast<size_t>(h.low ^ h.high * 0x9e3779b97f4a7c15ull);
-    }
+    size_t operator()(const Hash128& h) const { return static_cast<size_t>(h.low ^ h.high * 0x9e3779b97f4a7c15ull); }
   };
   struct Group {
     std::vector<Node> nodes;                                // [block]

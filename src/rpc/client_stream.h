@@ -57,10 +57,10 @@ class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
   v1::GenerateEvent current_;  // being written
   bool writing_ = false;
   bool cancelled_ = false;
-  bool finished_ = false;      // Finish was called
-  bool done_ = false;          // gRPC is done: context_ is gone
+  bool finished_ = false;            // Finish was called
+  bool done_ = false;                // gRPC is done: context_ is gone
   std::optional<grpc::Status> end_;  // how the call ends once the queue is written
-  uint64_t writes_ = 0;        // completed
+  uint64_t writes_ = 0;              // completed
   bool watched_ = false;
   std::unique_ptr<grpc::Alarm> slow_timer_;
 };

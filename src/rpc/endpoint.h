@@ -10,7 +10,7 @@ namespace baton {
 class InProcessTarget;
 
 struct Endpoint {
-  std::string address;                        // host:port; used when in_process is null
+  std::string address;  // host:port; used when in_process is null
   std::shared_ptr<InProcessTarget> in_process;
 };
 

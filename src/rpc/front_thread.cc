@@ -12,9 +12,8 @@ constexpr Duration kLongestWait = std::chrono::hours(1);
 
 // Some worker of the snapshot would take a request: somebody decodes, and is not leaving.
 bool CouldServe(const ClusterSnapshot& cluster) {
-  return !cluster.draining && std::any_of(cluster.workers.begin(), cluster.workers.end(), [](const auto& worker) {
-    return worker.roles.decode && !worker.draining;
-  });
+  return !cluster.draining && std::any_of(cluster.workers.begin(), cluster.workers.end(),
+                                          [](const auto& worker) { return worker.roles.decode && !worker.draining; });
 }
 }  // namespace
 

@@ -40,7 +40,7 @@ class FrontThread {
  public:
   struct Options {
     FrontOptions front;
-    size_t max_submissions = 4096;     // waiting in the mailbox
+    size_t max_submissions = 4096;  // waiting in the mailbox
     size_t max_control = size_t{1} << 17;
     std::function<void(bool)> on_serving;  // front thread, at every change; begins as false
   };
@@ -100,13 +100,13 @@ class FrontThread {
 
   const Options options_;
   const Clock* const clock_;
-  Front front_;                // front thread
+  Front front_;  // front thread
   Mailbox<Item> mailbox_;
   std::map<ClientHandle, std::shared_ptr<ClientSink>> clients_;  // front thread
   std::map<LinkId, std::shared_ptr<WorkerSink>> workers_;        // front thread
-  FrontOutput output_;         // front thread, reused
-  TimePoint now_{};            // front thread
-  TimePoint serving_checked_{};  // front thread; zero: look again now
+  FrontOutput output_;                                           // front thread, reused
+  TimePoint now_{};                                              // front thread
+  TimePoint serving_checked_{};                                  // front thread; zero: look again now
   std::atomic<uint64_t> next_client_{1};
   std::atomic<uint64_t> next_link_{1};
   std::atomic<uint32_t> live_{0};

@@ -37,7 +37,8 @@ StatusOr<HostPort> ParseHostPort(const std::string& text) {
     good = good && parsed.ec == std::errc() && parsed.ptr == end && out.port >= 0 && out.port <= 65535;
   }
   if (!good) {
-    return InvalidArgumentError("listen address \"" + text + "\" is not host:port with a port from 0 to 65535, "
+    return InvalidArgumentError("listen address \"" + text +
+                                "\" is not host:port with a port from 0 to 65535, "
                                 "such as 127.0.0.1:8080");
   }
   return out;
@@ -65,7 +66,8 @@ Status ExplainBindFailure(const HostPort& address, const std::string& listen) {
   }
   freeaddrinfo(found);
   if (why == EADDRINUSE) {
-    return AlreadyExistsError("cannot listen on " + listen + ": the port is in use by another process; stop it or "
+    return AlreadyExistsError("cannot listen on " + listen +
+                              ": the port is in use by another process; stop it or "
                               "choose another port (0 takes a free one)");
   }
   return FailedPreconditionError("cannot listen on " + listen + ": " +

@@ -32,8 +32,7 @@ class Client final : public InferenceClient {
     return channel_->WaitForConnected(std::chrono::system_clock::now() + limit);
   }
 
-  CallResult Generate(const ClientRequest& request,
-                      const std::function<bool(const ClientEvent&)>& on_event) override {
+  CallResult Generate(const ClientRequest& request, const std::function<bool(const ClientEvent&)>& on_event) override {
     v1::GenerateRequest wire;
     ToWire(request, &wire);
     Call call(this, request.deadline);

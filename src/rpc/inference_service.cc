@@ -86,8 +86,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
   if (!prompt.unsupported.empty()) {
     return Answer(context, UnimplementedError(prompt.unsupported.front() + ": not supported yet"));
   }
-  const StatusOr<std::vector<TokenId>> ids =
-      TokenizePrompt(prompt, options_.front, *options_.tokenizer, options_.chat);
+  const StatusOr<std::vector<TokenId>> ids = TokenizePrompt(prompt, options_.front, *options_.tokenizer, options_.chat);
   if (!ids.ok()) return Answer(context, ids.status());
   response->mutable_ids()->Add(ids->begin(), ids->end());
   return Answer(context, OkStatus());

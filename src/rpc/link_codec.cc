@@ -100,8 +100,7 @@ ChildEvent GetEvent(const wire::ChildEvent& from, Checker* check) {
     case wire::ChildEvent::kHandoffFailed: {
       const auto& failed = from.handoff_failed();
       check->AtMost("handoff_failed.detail length", failed.detail().size(), kMaxWireText);
-      return HandoffFailed{child, epoch,
-                           ToEnum(check, "handoff_failed.why", failed.why(), HandoffFailure::kTransfer),
+      return HandoffFailed{child, epoch, ToEnum(check, "handoff_failed.why", failed.why(), HandoffFailure::kTransfer),
                            failed.detail()};
     }
     case wire::ChildEvent::kRunning:

@@ -18,7 +18,7 @@ namespace baton {
 namespace wire = internal::v1;
 
 // Bounds of a well-formed message. Encode cuts only free text (details, status messages) to kMaxWireText.
-inline constexpr size_t kMaxWireName = 256;       // process, model, host names; addresses
+inline constexpr size_t kMaxWireName = 256;  // process, model, host names; addresses
 inline constexpr size_t kMaxWireText = 4096;
 inline constexpr size_t kMaxWireSalt = 1024;
 inline constexpr size_t kMaxWireTokens = size_t{1} << 22;  // a prompt, or an answer so far

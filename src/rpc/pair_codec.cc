@@ -14,9 +14,7 @@ void PutTicket(const Ticket& from, wire::Ticket* to) {
   to->set_slot(from.slot);
   to->set_generation(from.generation);
 }
-Ticket GetTicket(const wire::Ticket& from) {
-  return {GetIncarnation(from.reader()), from.slot(), from.generation()};
-}
+Ticket GetTicket(const wire::Ticket& from) { return {GetIncarnation(from.reader()), from.slot(), from.generation()}; }
 std::vector<Ticket> GetTickets(const google::protobuf::RepeatedPtrField<wire::Ticket>& from) {
   std::vector<Ticket> tickets;
   tickets.reserve(from.size());
@@ -133,8 +131,12 @@ PairHello GetHello(const wire::PairHello& from, Checker* check) {
 }
 
 Reserve GetReserve(const wire::Reserve& from, Checker* check) {
-  Reserve reserve{GetChild(from.child()), from.epoch(), from.attempt(), GetRequest(from.request(), check),
-                  GetProgress(from.progress(), check), GetHashes("reserve.page_hashes", from.page_hashes(), check),
+  Reserve reserve{GetChild(from.child()),
+                  from.epoch(),
+                  from.attempt(),
+                  GetRequest(from.request(), check),
+                  GetProgress(from.progress(), check),
+                  GetHashes("reserve.page_hashes", from.page_hashes(), check),
                   from.num_tokens(),
                   ToEnum(check, "reserve.mode", from.mode(), TransferMode::kReceiverPosted)};
   const uint64_t tokens = reserve.request->prompt.size() + reserve.progress.tokens.size();
@@ -145,8 +147,13 @@ Reserve GetReserve(const wire::Reserve& from, Checker* check) {
 }
 
 Commit GetCommit(const wire::Commit& from, Checker* check) {
-  Commit commit{GetChild(from.child()), from.epoch(),      GetTicket(from.ticket()), from.attempt(),
-                GetProgress(from.progress(), check), from.token_count(), {}};
+  Commit commit{GetChild(from.child()),
+                from.epoch(),
+                GetTicket(from.ticket()),
+                from.attempt(),
+                GetProgress(from.progress(), check),
+                from.token_count(),
+                {}};
   check->AtMost("commit.token_count", commit.token_count, 2 * kMaxWireTokens);
   commit.digests.reserve(from.digests_size());
   for (const wire::ChunkDigest& digest : from.digests()) commit.digests.push_back({digest.chunk(), digest.digest()});
@@ -167,8 +174,8 @@ PairHelloAnswer GetAnswer(const wire::PairHelloAnswer& from, Checker* check) {
 }
 
 Grant GetGrant(const wire::Grant& from, Checker* check) {
-  Grant grant{GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(),
-              {}, {}};
+  Grant grant{
+      GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}};
   check->AtMost("grant.groups", from.groups_size(), kMaxWireGroups);
   if (!check->ok()) return grant;
   for (const wire::GrantedBlocks& granted : from.groups()) {

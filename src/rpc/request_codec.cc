@@ -226,8 +226,7 @@ FinishReason ReasonFromWire(v1::FinishReason reason) {
   return FinishReason::kNone;
 }
 
-void LogprobsToWire(const std::vector<OutputToken>& in,
-                    google::protobuf::RepeatedPtrField<v1::TokenLogprobs>* out) {
+void LogprobsToWire(const std::vector<OutputToken>& in, google::protobuf::RepeatedPtrField<v1::TokenLogprobs>* out) {
   for (const OutputToken& token : in) {
     v1::TokenLogprobs* to = out->Add();
     to->set_token_id(token.id);
@@ -257,8 +256,7 @@ void StartedToWire(const Started& in, v1::Started* out) {
   out->set_decode_worker(in.decode_worker);
 }
 Started StartedFromWire(const v1::Started& in) {
-  return {in.request_id(),     in.model(),          in.prompt_tokens(),
-          in.cached_tokens(),  in.prefill_worker(), in.decode_worker()};
+  return {in.request_id(), in.model(), in.prompt_tokens(), in.cached_tokens(), in.prefill_worker(), in.decode_worker()};
 }
 
 void ReceiptToWire(const Receipt& in, v1::Receipt* out) {
@@ -295,9 +293,7 @@ void UsageToWire(const Usage& in, v1::Usage* out) {
   out->set_completion_tokens(in.completion_tokens);
   out->set_cached_tokens(in.cached_tokens);
 }
-Usage UsageFromWire(const v1::Usage& in) {
-  return {in.prompt_tokens(), in.completion_tokens(), in.cached_tokens()};
-}
+Usage UsageFromWire(const v1::Usage& in) { return {in.prompt_tokens(), in.completion_tokens(), in.cached_tokens()}; }
 
 void TimingsToWire(const Timings& in, v1::Timings* out) {
   out->set_first_dispatch_us(Micros(in.first_dispatch));
@@ -368,7 +364,8 @@ bool FromWire(const v1::GenerateEvent& in, ClientEvent* out) {
       *out = StartedFromWire(in.started());
       return true;
     case v1::GenerateEvent::kDelta:
-      *out = Delta{in.delta().index(), in.delta().text(),
+      *out = Delta{in.delta().index(),
+                   in.delta().text(),
                    {in.delta().token_ids().begin(), in.delta().token_ids().end()},
                    LogprobsFromWire(in.delta().logprobs())};
       return true;
@@ -410,7 +407,9 @@ std::vector<ClientEvent> FromWire(const v1::GenerateResult& in) {
   std::vector<ClientEvent> out;
   if (in.has_started()) out.push_back(StartedFromWire(in.started()));
   for (const v1::Choice& choice : in.choices()) {
-    out.push_back(Delta{choice.index(), choice.text(), {choice.token_ids().begin(), choice.token_ids().end()},
+    out.push_back(Delta{choice.index(),
+                        choice.text(),
+                        {choice.token_ids().begin(), choice.token_ids().end()},
                         LogprobsFromWire(choice.logprobs())});
     out.push_back(Finished{choice.index(), ReasonFromWire(choice.reason()), choice.matched_stop(),
                            choice.has_matched_token_id() ? choice.matched_token_id() : -1});

@@ -37,7 +37,7 @@ struct RouterServerOptions {
   const Tokenizer* tokenizer = nullptr;  // outlives the server
   const ChatTemplate* chat = nullptr;    // may be null
 
-  size_t stream_queue_events = 256;   // per client stream; a slower reader gets merged deltas
+  size_t stream_queue_events = 256;                      // per client stream; a slower reader gets merged deltas
   std::chrono::milliseconds slow_client_timeout{30000};  // then CANCELLED
   size_t max_request_bytes = size_t{16} << 20;           // of a client's message
   size_t max_worker_bytes = size_t{64} << 20;            // of a worker's message

@@ -280,8 +280,8 @@ class Network final : public WorkerNetwork {
     settings.max_receive_bytes = options_.max_message_bytes;
     settings.keepalive_time = options_.keepalive_time;
     settings.keepalive_timeout = options_.keepalive_timeout;
-    settings.least_ping_interval = std::min<std::chrono::milliseconds>(options_.keepalive_time / 2,
-                                                                       std::chrono::milliseconds(500));
+    settings.least_ping_interval =
+        std::min<std::chrono::milliseconds>(options_.keepalive_time / 2, std::chrono::milliseconds(500));
     Configure(settings, &builder);
     builder.RegisterService(&service_);
     BATON_ASSIGN_OR_RETURN(BoundServer bound, BuildServer(options_.listen, &builder));
@@ -320,8 +320,8 @@ class Network final : public WorkerNetwork {
   struct Router {
     Endpoint endpoint;
     std::chrono::milliseconds backoff;
-    LinkId link{};          // 0: not dialed
-    SteadyTime dial_at{};   // when link is 0; max: never again
+    LinkId link{};         // 0: not dialed
+    SteadyTime dial_at{};  // when link is 0; max: never again
   };
 
   // ---- network thread ----

@@ -37,7 +37,7 @@ struct WorkerNetworkOptions {
   // what pings cannot.
   std::chrono::milliseconds keepalive_time{1000};
   std::chrono::milliseconds keepalive_timeout{2000};
-  size_t link_queue_messages = 8192;           // waiting to be written on one link
+  size_t link_queue_messages = 8192;  // waiting to be written on one link
   size_t link_queue_bytes = size_t{64} << 20;
   size_t max_message_bytes = size_t{64} << 20;
   // A router closed the session with FAILED_PRECONDITION: this incarnation is not wanted there (superseded, or

@@ -65,10 +65,10 @@ Status Scheduler::Check(const Request& request, const Progress& progress) const 
   }
   const uint64_t context = request.prompt.size() + max_tokens;
   if (context > options_.max_context_tokens) {
-    return InvalidArgumentError(
-        "prompt (" + std::to_string(request.prompt.size()) + " tokens) + max_tokens (" +
-        std::to_string(max_tokens) + ") = " + std::to_string(context) + " exceeds the context of " +
-        std::to_string(options_.max_context_tokens) + " tokens; shorten the prompt or lower max_tokens");
+    return InvalidArgumentError("prompt (" + std::to_string(request.prompt.size()) + " tokens) + max_tokens (" +
+                                std::to_string(max_tokens) + ") = " + std::to_string(context) +
+                                " exceeds the context of " + std::to_string(options_.max_context_tokens) +
+                                " tokens; shorten the prompt or lower max_tokens");
   }
   return OkStatus();
 }
@@ -84,8 +84,7 @@ Status Scheduler::CheckFits(uint32_t blocks, const char* what) const {
   return OkStatus();
 }
 
-std::unique_ptr<Sequence> Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epoch,
-                                          TimePoint now) {
+std::unique_ptr<Sequence> Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now) {
   auto s = std::make_unique<Sequence>();
   s->epoch = epoch;
   s->arrival = next_arrival_++;
@@ -131,8 +130,7 @@ StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress
 
 // ---- reader ----------------------------------------------------------------------------------------
 
-StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& progress, Epoch epoch,
-                                          TimePoint now) {
+StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now) {
   if (!options_.roles.decode) return FailedPreconditionError("this worker's role does not take decode work");
   BATON_RETURN_IF_ERROR(Check(*request, progress));
   if (progress.tokens.size() + 1 >= request->stop.max_tokens) {
@@ -145,8 +143,7 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
     return ResourceExhaustedError("sequences of this worker wait for KV blocks");
   }
   if (active_.size() + num_receiving_ >= options_.max_running) {
-    return ResourceExhaustedError("all " + std::to_string(options_.max_running) +
-                                  " running places are taken");
+    return ResourceExhaustedError("all " + std::to_string(options_.max_running) + " running places are taken");
   }
   std::unique_ptr<Sequence> made = Make(std::move(request), progress, epoch, now);
   Sequence* s = made.get();
@@ -327,8 +324,8 @@ void Scheduler::IndexComplete(Sequence* s) {
   while (s->indexable && uint64_t{s->num_indexed + 1} * block_tokens <= written) {
     ExtendPageHashes(s->root, s->tokens, &s->page_hashes);
     for (uint32_t g = 0; g < s->tables.size(); ++g) {
-      s->indexable = s->indexable && pool_->IndexBlock(s->tables[g], s->num_indexed, s->root, s->page_hashes,
-                                                       s->tokens, &s->cursors[g]);
+      s->indexable = s->indexable && pool_->IndexBlock(s->tables[g], s->num_indexed, s->root, s->page_hashes, s->tokens,
+                                                       &s->cursors[g]);
     }
     ++s->num_indexed;
   }

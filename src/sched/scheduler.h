@@ -39,8 +39,7 @@
 namespace baton {
 
 struct SchedulerOptions {
-  uint32_t max_step_tokens =
-      512;  // of all sequences of a step; > max_running, so prefill always gets room (L5)
+  uint32_t max_step_tokens = 512;      // of all sequences of a step; > max_running, so prefill always gets room (L5)
   uint32_t max_prefill_tokens = 512;   // of prefill chunks in a step; >= 1
   uint32_t max_running = 64;           // sequences that hold blocks, Receiving and Sending included
   uint32_t max_waiting = 256;          // queued before Add refuses; preempted ones always find room
@@ -224,8 +223,7 @@ class Scheduler {
   Sequence* VictimBelow(const Sequence& s);
   void PlanChunk(Sequence* s, Draft* draft);
   void PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft);
-  void PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now,
-                StepOutcome* outcome);
+  void PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now, StepOutcome* outcome);
 
   SchedulerOptions options_;
   BlockPool* pool_;

@@ -55,7 +55,7 @@ struct Sequence {
   // Tokens that this run computes before its first sample, known when it got its blocks: for a hand-off the
   // number of tokens whose KV is handed over (Reserve::num_tokens).
   uint32_t prefill_tokens = 0;
-  uint32_t hit_tokens = 0;  // of them found in the prefix cache, or held by the reader before the hand-off
+  uint32_t hit_tokens = 0;           // of them found in the prefix cache, or held by the reader before the hand-off
   std::vector<BlockTable> tables;    // [group]
   std::vector<uint32_t> num_zeroed;  // [group]: leading blocks of the table that need no zeroing any more
 

@@ -41,8 +41,7 @@ void Scheduler::MakeRoomForHead() {
   if (!below(*active_.back().sequence)) return;
   const uint32_t need = pool_->BlocksFor(head.num_known());
   uint32_t reserve = options_.watermark_blocks;
-  for (uint32_t g = 0; g < pool_->num_groups(); ++g)
-    reserve = std::min(reserve, pool_->counts(g).total - need);
+  for (uint32_t g = 0; g < pool_->num_groups(); ++g) reserve = std::min(reserve, pool_->counts(g).total - need);
   size_t places = active_.size() + num_receiving_;
   const auto has_room = [&](uint32_t blocks) {
     return places < options_.max_running && AvailableSoon(blocks, reserve);
@@ -65,8 +64,7 @@ void Scheduler::MakeRoomForHead() {
 }
 
 bool Scheduler::MayDecode(const Sequence& s) const {
-  const bool decodes =
-      s.phase == Phase::kRunning || (s.phase == Phase::kSending && !options_.rules.Holds(Rule::kS3));
+  const bool decodes = s.phase == Phase::kRunning || (s.phase == Phase::kSending && !options_.rules.Holds(Rule::kS3));
   if (!decodes) return false;
   const uint32_t will_know = s.num_known() + s.samples_in_flight;
   return s.num_launched < will_know && will_know - s.num_prompt() < s.request->stop.max_tokens;
@@ -86,8 +84,7 @@ void Scheduler::PlanDecodes(Draft* draft) {
 
 bool Scheduler::EnsureNextBlock(Sequence* s) {
   const uint32_t blocks = s->num_launched / pool_->block_tokens() + 1;
-  if (std::all_of(s->tables.begin(), s->tables.end(),
-                  [&](const BlockTable& t) { return t.size() >= blocks; })) {
+  if (std::all_of(s->tables.begin(), s->tables.end(), [&](const BlockTable& t) { return t.size() >= blocks; })) {
     return true;
   }
   std::vector<uint32_t> count;
@@ -132,8 +129,7 @@ void Scheduler::PlanChunks(Draft* draft) {
 }
 
 void Scheduler::PlanChunk(Sequence* s, Draft* draft) {
-  const uint32_t tokens =
-      std::min({s->num_known() - s->num_launched, draft->prefill_left, draft->tokens_left});
+  const uint32_t tokens = std::min({s->num_known() - s->num_launched, draft->prefill_left, draft->tokens_left});
   const bool last = s->num_launched + tokens == s->num_known();
   PlanPart(s, tokens, last, draft);
   draft->prefill_left -= tokens;
@@ -158,8 +154,7 @@ void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* d
     const std::vector<BlockId>& table = s->tables[g].blocks();
     part.blocks[g].assign(table.begin(), table.begin() + blocks);
     if (s->num_zeroed[g] < blocks) {
-      draft->plan.zero[g].insert(draft->plan.zero[g].end(), table.begin() + s->num_zeroed[g],
-                                 table.begin() + blocks);
+      draft->plan.zero[g].insert(draft->plan.zero[g].end(), table.begin() + s->num_zeroed[g], table.begin() + blocks);
       s->num_zeroed[g] = blocks;
     }
   }
@@ -176,8 +171,7 @@ void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* d
 
 void Scheduler::Admit(Draft* draft) {
   // Who runs goes first: while one of them lacks a block, nobody new takes any.
-  const bool stalled =
-      std::any_of(active_.begin(), active_.end(), [](const Ranked& r) { return r.sequence->stalled; });
+  const bool stalled = std::any_of(active_.begin(), active_.end(), [](const Ranked& r) { return r.sequence->stalled; });
   while (!stalled && !waiting_.empty() && draft->prefill_left > 0 && draft->tokens_left > 0 &&
          active_.size() + num_receiving_ < options_.max_running) {
     Sequence* s = waiting_.begin()->sequence;
@@ -192,8 +186,7 @@ void Scheduler::Admit(Draft* draft) {
 // All blocks that the known tokens need, or none.
 bool Scheduler::TryAllocate(Sequence* s) {
   const uint32_t reserve = AdmissionReserve();
-  if (blocked_head_ == s->id && blocked_at_ == pool_->num_released() && blocked_reserve_ == reserve)
-    return false;
+  if (blocked_head_ == s->id && blocked_at_ == pool_->num_released() && blocked_reserve_ == reserve) return false;
   // At least the last known token is computed, for its logits.
   std::vector<BlockTable> tables = MatchPrefix(s, (s->num_known() - 1) / pool_->block_tokens());
   const uint32_t hit = tables[0].size();
@@ -233,8 +226,7 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
       why = why != nullptr ? why : &failed->why;
       ++failed;
     } else if (part.sample && result.status.ok()) {
-      BATON_CHECK(token != result.tokens.end() && token->sequence == part.sequence &&
-                      token->index == part.sample_index,
+      BATON_CHECK(token != result.tokens.end() && token->sequence == part.sequence && token->index == part.sample_index,
                   "the runner's tokens do not match the plan");
       sampled = &*token++;
     }

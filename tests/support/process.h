@@ -61,8 +61,7 @@ class Process {
   // stdout and stderr go to files of `folder`. `environment` is added to this process's own, without its
   // BATON_*.
   Process(const ScratchFolder& folder, std::vector<std::string> arguments,
-          const std::vector<std::pair<std::string, std::string>>& environment = {},
-          const std::string& input = "") {
+          const std::vector<std::pair<std::string, std::string>>& environment = {}, const std::string& input = "") {
     static int count = 0;
     const std::string base = folder.path() + "/" + std::to_string(getpid()) + "." + std::to_string(++count);
     out_ = base + ".out";
@@ -124,8 +123,7 @@ class Process {
   // Until stdout has `text` at or after `from`; npos when it does not come in time.
   size_t WaitForOut(const std::string& text, std::chrono::milliseconds limit, size_t from = 0) {
     size_t at = std::string::npos;
-    Eventually(limit,
-               [&] { return (at = out().find(text, from)) != std::string::npos || Wait({}).has_value(); });
+    Eventually(limit, [&] { return (at = out().find(text, from)) != std::string::npos || Wait({}).has_value(); });
     return at == std::string::npos ? out().find(text, from) : at;
   }
 

@@ -60,9 +60,8 @@ void CpuDevice::Gemm(const GemmParams& p) {
     const size_t shares = static_cast<size_t>(pool_->threads()) * 4;
     grain = std::max<size_t>(2, (panels + shares - 1) / shares);
   }
-  pool_->ParallelFor(panels, grain, [&](size_t begin, size_t end, int worker) {
-    kernels_.gemm(p, begin, end, Scratch(worker));
-  });
+  pool_->ParallelFor(panels, grain,
+                     [&](size_t begin, size_t end, int worker) { kernels_.gemm(p, begin, end, Scratch(worker)); });
 }
 
 void CpuDevice::Attention(const AttentionParams& p) {
@@ -72,9 +71,8 @@ void CpuDevice::Attention(const AttentionParams& p) {
   constexpr size_t kRunVectors = 96;
   const size_t most = std::max<size_t>(1, kRunVectors / (p.num_heads / p.kv.num_kv_heads));
   const size_t grain = std::clamp<size_t>(items / (static_cast<size_t>(pool_->threads()) * 8), 1, most);
-  pool_->ParallelFor(items, grain, [&](size_t begin, size_t end, int worker) {
-    kernels_.attention(p, begin, end, Scratch(worker));
-  });
+  pool_->ParallelFor(items, grain,
+                     [&](size_t begin, size_t end, int worker) { kernels_.attention(p, begin, end, Scratch(worker)); });
 }
 
 Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels) {

@@ -79,8 +79,7 @@ StatusOr<const KernelTable*> CpuKernelsByName(std::string_view name) {
     if (name == table->name) return table;
     available += std::string(available.empty() ? "" : ", ") + table->name;
   }
-  return InvalidArgumentError("CPU kernels '" + std::string(name) + "' cannot run here; available: auto, " +
-                              available);
+  return InvalidArgumentError("CPU kernels '" + std::string(name) + "' cannot run here; available: auto, " + available);
 }
 
 int UsableCpuCores() {

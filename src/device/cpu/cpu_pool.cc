@@ -87,9 +87,7 @@ CpuPool::~CpuPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
-Status CpuPool::PinCaller() const {
-  return cpus_.empty() ? OkStatus() : PinThread(pthread_self(), cpus_[0]);
-}
+Status CpuPool::PinCaller() const { return cpus_.empty() ? OkStatus() : PinThread(pthread_self(), cpus_[0]); }
 
 void CpuPool::Run(size_t items, size_t grain, Task task, const void* fn) {
   if (items == 0) return;

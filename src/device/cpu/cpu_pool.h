@@ -34,7 +34,8 @@ class CpuPool {
   // wrote is visible. fn may not call the pool and may not throw.
   template <typename Fn>
   void ParallelFor(size_t items, size_t grain, const Fn& fn) {
-    Run(items, grain, [](const void* f, size_t b, size_t e, int w) { (*static_cast<const Fn*>(f))(b, e, w); }, &fn);
+    Run(
+        items, grain, [](const void* f, size_t b, size_t e, int w) { (*static_cast<const Fn*>(f))(b, e, w); }, &fn);
   }
 
   int threads() const { return threads_; }

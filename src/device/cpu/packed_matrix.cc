@@ -69,8 +69,7 @@ void PackPlain(bool pairs, const uint8_t* const* rows, uint32_t k, uint8_t* pane
     if (rows[c] == nullptr) continue;
     const uint32_t place = pairs ? c % 8 * 2 + c / 8 : c;
     for (uint32_t i = 0; i < k; ++i) {
-      std::memcpy(panel + (size_t{i} * kPanelColumns + place) * sizeof(T), rows[c] + size_t{i} * sizeof(T),
-                  sizeof(T));
+      std::memcpy(panel + (size_t{i} * kPanelColumns + place) * sizeof(T), rows[c] + size_t{i} * sizeof(T), sizeof(T));
     }
   }
 }
@@ -93,8 +92,8 @@ Status CheckParts(std::span<const TensorView> parts) {
     const uint64_t k = part.shape[1];
     constexpr uint64_t kMost = uint64_t{1} << 30;
     if (part.shape[0] == 0 || k == 0 || part.shape[0] > kMost || k > kMost) {
-      return InvalidArgumentError(where + " has shape [" + std::to_string(part.shape[0]) + ", " +
-                                  std::to_string(k) + "]; both must be 1 to 2^30");
+      return InvalidArgumentError(where + " has shape [" + std::to_string(part.shape[0]) + ", " + std::to_string(k) +
+                                  "]; both must be 1 to 2^30");
     }
     if (k % Traits(part.dtype).block_elements != 0) {
       return InvalidArgumentError(where + ": " + std::to_string(k) + " inputs are no multiple of the " +
@@ -152,12 +151,20 @@ StatusOr<PackedMatrix> PackedMatrix::PackInto(CpuPool& pool, std::span<const Ten
       auto* panel = reinterpret_cast<uint8_t*>(memory.data()) + p * view.panel_bytes;
       const uint8_t* const* panel_rows = rows.data() + p * kPanelColumns;
       switch (view.dtype) {
-        case DType::kF32: PackPlain<uint32_t>(false, panel_rows, view.k, panel); break;
-        case DType::kF16: PackPlain<uint16_t>(false, panel_rows, view.k, panel); break;
-        case DType::kBF16: PackPlain<uint16_t>(true, panel_rows, view.k, panel); break;
+        case DType::kF32:
+          PackPlain<uint32_t>(false, panel_rows, view.k, panel);
+          break;
+        case DType::kF16:
+          PackPlain<uint16_t>(false, panel_rows, view.k, panel);
+          break;
+        case DType::kBF16:
+          PackPlain<uint16_t>(true, panel_rows, view.k, panel);
+          break;
         case DType::kQ8_0:
         case DType::kQ4_0:
-        case DType::kQ4_1: PackQuantised(view.dtype, panel_rows, view.k, panel); break;
+        case DType::kQ4_1:
+          PackQuantised(view.dtype, panel_rows, view.k, panel);
+          break;
       }
     }
   });

@@ -24,8 +24,7 @@ class PackedMatrix {
   }
   // The same into `memory` (64-byte aligned, zeroed, PackedBytes(parts) bytes), which outlives the result: many
   // matrices share one allocation, since each of its own would end in an unused part of a huge page.
-  static StatusOr<PackedMatrix> PackInto(CpuPool& pool, std::span<const TensorView> parts,
-                                         std::span<std::byte> memory);
+  static StatusOr<PackedMatrix> PackInto(CpuPool& pool, std::span<const TensorView> parts, std::span<std::byte> memory);
   // What Pack allocates; the parts are such as Pack takes.
   static size_t PackedBytes(std::span<const TensorView> parts);
 

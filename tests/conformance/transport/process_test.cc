@@ -123,7 +123,11 @@ class ProcessTest : public testing::TestWithParam<Kind> {
     peer.Send("open " + Words(here_.id) + " " + HexOf(here_.transport->LocalDescriptor()));
     ASSERT_EQ(peer.Expect("opened"), "OK");
   }
-  void AdmitAt(PeerProcess& peer) { peer.Send("admit 1 " + Words(here_.id) + " " + std::to_string(kPool)); }
+  // Waits for the word, as a writer waits for GRANT: data of a ticket not yet admitted is refused.
+  void AdmitAt(PeerProcess& peer) {
+    peer.Send("admit 1 " + Words(here_.id) + " " + std::to_string(kPool));
+    peer.Expect("admitted");
+  }
   // Whole-pool posts to block 0 of the peer's ticket in slot 1.
   void PostMany(PeerProcess& peer, uint64_t first, uint32_t ops) {
     for (uint64_t i = first; i < first + ops; ++i) {

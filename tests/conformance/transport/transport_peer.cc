@@ -75,6 +75,7 @@ struct Peer {
       uint64_t bytes = 0;
       in >> bytes;
       transport->Admit({self.incarnation, slot, 1}, writer, {0}, {bytes});
+      std::cout << "admitted" << std::endl;
     } else if (verb == "retire") {
       uint32_t slot = 0;
       in >> slot;

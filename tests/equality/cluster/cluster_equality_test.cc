@@ -154,14 +154,15 @@ TEST(ClusterEqualityTest, AWarmReaderIsSentExactlyTheBlocksItLacks) {
   const Answer warm = cluster.Ask(request);
   ClientRequest longer = request;
   Rng rng(5);
-  for (int i = 0; i < 40; ++i) std::get<TokenPrompt>(longer.prompt).ids.push_back(static_cast<int64_t>(3 + rng.Below(250)));
+  for (int i = 0; i < 40; ++i)
+    std::get<TokenPrompt>(longer.prompt).ids.push_back(static_cast<int64_t>(3 + rng.Below(250)));
   const Answer half_warm = cluster.Ask(longer);
   cluster.Stop();
   EXPECT_EQ(cold.tokens, warm.tokens);
   const uint64_t block = MakeKvLayout(cluster.file().decoder(), 16, DType::kBF16).BlockBytes(0);
   EXPECT_EQ(cold.timings.prefill.transfer_blocks, 4u);
   EXPECT_EQ(cold.timings.prefill.transfer_bytes, 4 * block);
-  EXPECT_EQ(warm.timings.prefill.transfer_bytes, 0u);       // 64 tokens are four whole blocks, all held
+  EXPECT_EQ(warm.timings.prefill.transfer_bytes, 0u);  // 64 tokens are four whole blocks, all held
   EXPECT_GT(warm.timings.prefill.cached_tokens, 0u);
   EXPECT_EQ(half_warm.timings.prefill.transfer_bytes, 3 * block);  // 104 tokens are seven blocks, four held
   EXPECT_EQ(cluster.bytes_posted(), 7 * block);

@@ -112,8 +112,8 @@ std::vector<float> Compute(CpuDevice& device, uint32_t rows) {
   std::vector<float> x(size_t{rows} * k), out(size_t{rows} * (n + 6 * 32));
   for (float& v : x) v = static_cast<float>(rng.Unit());
   const size_t stride = n + 6 * 32;
-  device.Gemm({.w = packed->view(), .x = x.data(), .x_stride = k, .rows = rows, .out = out.data(),
-               .out_stride = stride});
+  device.Gemm(
+      {.w = packed->view(), .x = x.data(), .x_stride = k, .rows = rows, .out = out.data(), .out_stride = stride});
 
   KvLayout layout;
   layout.groups = {{KvKind::kFull, 2, 2, 32, DType::kBF16}};
@@ -123,10 +123,23 @@ std::vector<float> Compute(CpuDevice& device, uint32_t rows) {
   std::vector<BlockId> table;
   for (uint32_t i = 0; i < blocks; ++i) table.push_back(BlockId{blocks - 1 - i});
   const RowSpan span{table.data(), 0, rows, 0};
-  device.KvWrite({.kv = tiles, .k = out.data(), .k_stride = stride, .v = out.data() + 64, .v_stride = stride,
-                  .spans = &span, .num_spans = 1}, rows);
-  AttentionParams attention{.kv = tiles, .q = out.data(), .q_stride = stride, .num_heads = 6, .scale = 0.2f,
-                            .out = out.data() + n, .out_stride = stride, .rows = rows, .spans = &span,
+  device.KvWrite({.kv = tiles,
+                  .k = out.data(),
+                  .k_stride = stride,
+                  .v = out.data() + 64,
+                  .v_stride = stride,
+                  .spans = &span,
+                  .num_spans = 1},
+                 rows);
+  AttentionParams attention{.kv = tiles,
+                            .q = out.data(),
+                            .q_stride = stride,
+                            .num_heads = 6,
+                            .scale = 0.2f,
+                            .out = out.data() + n,
+                            .out_stride = stride,
+                            .rows = rows,
+                            .spans = &span,
                             .num_spans = 1};
   device.Attention(attention);
   device.Add({out.data(), out.data(), out.data()}, out.size());

@@ -73,7 +73,8 @@ TEST(EngineCore, TellsItsFrontOfAChildsFirstStepAtOnce) {
   EngineBench b;
   const size_t before = b.heartbeats.size();
   b.Front(DecodeCommand{b.Make(1, 40, 8), EngineBench::Fresh(), 1});
-  ASSERT_EQ(b.heartbeats.size(), before + 1) << "L8: should the step kill the worker, the front knows that it was in it";
+  ASSERT_EQ(b.heartbeats.size(), before + 1)
+      << "L8: should the step kill the worker, the front knows that it was in it";
   EXPECT_GE(b.heartbeats.back().steps, 1u);
   EXPECT_GT(b.heartbeats.back().step_overdue_in, Duration(0));
 }

@@ -186,8 +186,9 @@ TEST(Front, AnAnswerStartsWithStartedWhenTimingsAreAskedFor) {
 }
 
 TEST(Front, AChatIsRenderedByTheModelsTemplateAndABrokenOneIsTheClientsFault) {
-  const auto chat = ChatTemplate::Parse("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if "
-                                        "add_generation_prompt %}[assistant]{% endif %}");
+  const auto chat = ChatTemplate::Parse(
+      "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if "
+      "add_generation_prompt %}[assistant]{% endif %}");
   ASSERT_TRUE(chat.ok()) << chat.status().ToString();
   FrontBench b(SmallOptions(), &*chat);
   b.Up("w", true, true);

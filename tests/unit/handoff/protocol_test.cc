@@ -30,9 +30,7 @@ KvLayout Layout() {
 
 struct World {
   explicit World(uint64_t seed, Rules rules)
-      : rng(seed),
-        reader(reader_id.incarnation, ReaderOpts(), rules),
-        writer(Layout(), WriterOptions{}, rules) {
+      : rng(seed), reader(reader_id.incarnation, ReaderOpts(), rules), writer(Layout(), WriterOptions{}, rules) {
     for (uint32_t b = 0; b < kPoolBlocks; ++b) free_blocks.insert(b);
   }
   static ReaderOptions ReaderOpts() {
@@ -60,7 +58,9 @@ struct World {
   void Violation(const std::string& what) {
     if (violation.empty()) violation = what;
   }
-  uint64_t Content(ChildId c, ChunkIndex chunk, uint32_t final_part) { return Mix64(c.number * 100 + chunk * 10 + final_part); }
+  uint64_t Content(ChildId c, ChunkIndex chunk, uint32_t final_part) {
+    return Mix64(c.number * 100 + chunk * 10 + final_part);
+  }
 
   void Run() {
     for (int i = 0; i < 4000 && violation.empty(); ++i) {
@@ -350,11 +350,14 @@ TEST_P(WeakenedRule, IsFoundBySomeSeed) {
   FAIL() << "3000 seeds found nothing";
 }
 std::string RuleName(const testing::TestParamInfo<Rule>& info) {
-  return info.param == Rule::kS1 ? "S1" : info.param == Rule::kS3 ? "S3" : info.param == Rule::kS4 ? "S4"
-         : info.param == Rule::kS5 ? "S5" : info.param == Rule::kL2 ? "L2" : "L3";
+  return info.param == Rule::kS1   ? "S1"
+         : info.param == Rule::kS3 ? "S3"
+         : info.param == Rule::kS4 ? "S4"
+         : info.param == Rule::kS5 ? "S5"
+         : info.param == Rule::kL2 ? "L2"
+                                   : "L3";
 }
-INSTANTIATE_TEST_SUITE_P(Handoff, WeakenedRule, testing::Values(Rule::kS1, Rule::kS3, Rule::kS4, Rule::kL2),
-                         RuleName);
+INSTANTIATE_TEST_SUITE_P(Handoff, WeakenedRule, testing::Values(Rule::kS1, Rule::kS3, Rule::kS4, Rule::kL2), RuleName);
 
 }  // namespace
 }  // namespace baton

@@ -75,10 +75,7 @@ TEST(BlockPool, LeavesGoBeforeTheirParentsAndOldBeforeNew) {
   std::vector<BlockTable> taken;
   taken.push_back(take_one());
   EXPECT_EQ(Held(pool, "abc"), 2u) << "the leaf of the older chain goes first";
-  {
-    BlockTable used =
-        std::move(pool.Match(kRootHash, PageHashes(kRootHash, TokensOf("ab")), TokensOf("ab"), 9)[0]);
-  }
+  { BlockTable used = std::move(pool.Match(kRootHash, PageHashes(kRootHash, TokensOf("ab")), TokensOf("ab"), 9)[0]); }
   taken.push_back(take_one());
   EXPECT_EQ(Held(pool, "ab"), 2u) << "used since, so younger than the other chain";
   EXPECT_EQ(Held(pool, "xyz"), 2u);
@@ -219,8 +216,7 @@ struct Model {
       }
       if (!victim.empty()) break;
     }
-    for (auto it = index.find(victim);
-         it != index.end() && it->first.compare(0, victim.size(), victim) == 0;) {
+    for (auto it = index.find(victim); it != index.end() && it->first.compare(0, victim.size(), victim) == 0;) {
       it = index.erase(it);
     }
   }
@@ -275,8 +271,7 @@ class PoolWorld {
     ASSERT_EQ(c.cached, model_.cached());
     ASSERT_EQ(c.quarantined, model_.quarantined);
     ASSERT_EQ(c.free, model_.free());
-    for (uint32_t b = 0; b < c.total; ++b)
-      ASSERT_EQ(pool_.IsIndexed(0, BlockId{b}), !model_.NameOf(b).empty());
+    for (uint32_t b = 0; b < c.total; ++b) ASSERT_EQ(pool_.IsIndexed(0, BlockId{b}), !model_.NameOf(b).empty());
     PrefixEvents events = pool_.TakeEvents();
     for (const Hash128& h : events.removed) ASSERT_EQ(known_.erase(h), 1u);
     for (const Hash128& h : events.stored) ASSERT_TRUE(known_.insert(h).second);
@@ -352,8 +347,8 @@ class PoolWorld {
     const std::vector<TokenId> tokens = TokensOf(line->letters);
     const std::string name = line->letters.substr(0, line->indexed + 1);
     const uint32_t block = Index(line->table.blocks()[line->indexed]);
-    const bool ok = pool_.IndexBlock(line->table, line->indexed, kRootHash, PageHashes(kRootHash, tokens),
-                                     tokens, &line->cursor);
+    const bool ok =
+        pool_.IndexBlock(line->table, line->indexed, kRootHash, PageHashes(kRootHash, tokens), tokens, &line->cursor);
     if (!ok) {
       // Only when the block that it hangs on was evicted since; it may be back under another id.
       line->indexable = false;

@@ -13,8 +13,8 @@
 namespace baton {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Filler;
+using ::testing::HasSubstr;
 using testing::Same;
 
 template <typename Value, typename Wire>

@@ -36,14 +36,14 @@ constexpr size_t FieldCount() {
   }
 }
 
-#define BATON_FIELDS(Type, ...)                                                        \
-  inline auto Fields(Type& x) {                                                        \
-    auto fields = [&x] {                                                               \
-      (void)x;                                                                         \
-      return std::tie(__VA_ARGS__);                                                    \
-    }();                                                                               \
-    static_assert(std::tuple_size_v<decltype(fields)> == FieldCount<Type>(), #Type);   \
-    return fields;                                                                     \
+#define BATON_FIELDS(Type, ...)                                                      \
+  inline auto Fields(Type& x) {                                                      \
+    auto fields = [&x] {                                                             \
+      (void)x;                                                                       \
+      return std::tie(__VA_ARGS__);                                                  \
+    }();                                                                             \
+    static_assert(std::tuple_size_v<decltype(fields)> == FieldCount<Type>(), #Type); \
+    return fields;                                                                   \
   }
 
 BATON_FIELDS(Incarnation, x.counter, x.random)
@@ -85,8 +85,7 @@ BATON_FIELDS(AdoptCommand, x.child, x.epoch)
 inline std::tuple<> Fields(DrainCommand&) { return {}; }
 inline std::tuple<> Fields(CacheResyncCommand&) { return {}; }
 BATON_FIELDS(PairHello, x.protocol, x.writer, x.reader, x.session, x.model, x.layout, x.numeric, x.host, x.pid)
-BATON_FIELDS(Reserve, x.child, x.epoch, x.attempt, x.request, x.progress, x.page_hashes, x.num_tokens,
-             x.mode)
+BATON_FIELDS(Reserve, x.child, x.epoch, x.attempt, x.request, x.progress, x.page_hashes, x.num_tokens, x.mode)
 BATON_FIELDS(ChunkDigest, x.chunk, x.digest)
 BATON_FIELDS(Commit, x.child, x.epoch, x.ticket, x.attempt, x.progress, x.token_count, x.digests)
 BATON_FIELDS(Drained, x.ticket, x.severed)
@@ -100,7 +99,9 @@ BATON_FIELDS(AbortTicket, x.ticket)
 BATON_FIELDS(DrainedAck, x.ticket)
 
 template <typename T>
-concept HasFields = requires(T& x) { Fields(x); };
+concept HasFields = requires(T& x) {
+  Fields(x);
+};
 
 // ---- equality ---------------------------------------------------------------------------------------------
 
@@ -131,8 +132,9 @@ bool Same(const T& a, const T& b) {
   if constexpr (HasFields<T>) {
     return [&]<size_t... I>(std::index_sequence<I...>, [[maybe_unused]] auto x, [[maybe_unused]] auto y) {
       return (Same(std::get<I>(x), std::get<I>(y)) && ...);
-    }(std::make_index_sequence<std::tuple_size_v<decltype(Fields(const_cast<T&>(a)))>>{}, Fields(const_cast<T&>(a)),
-      Fields(const_cast<T&>(b)));
+    }
+    (std::make_index_sequence<std::tuple_size_v<decltype(Fields(const_cast<T&>(a)))>>{}, Fields(const_cast<T&>(a)),
+     Fields(const_cast<T&>(b)));
   } else {
     return a == b;
   }

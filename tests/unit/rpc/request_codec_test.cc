@@ -30,10 +30,17 @@ ClientRequest RandomRequest(uint64_t seed) {
   r.request_id = Word(&rng);
   r.model = Word(&rng);
   switch (rng.Below(4)) {
-    case 0: r.prompt = TextPrompt{Word(&rng)}; break;
-    case 1: r.prompt = TokenPrompt{{1, 2, static_cast<int64_t>(rng.Below(1000))}}; break;
-    case 2: r.prompt = ChatPrompt{{{"user", Word(&rng), ""}, {"assistant", "", ""}}, rng.Chance(0.5)}; break;
-    default: break;
+    case 0:
+      r.prompt = TextPrompt{Word(&rng)};
+      break;
+    case 1:
+      r.prompt = TokenPrompt{{1, 2, static_cast<int64_t>(rng.Below(1000))}};
+      break;
+    case 2:
+      r.prompt = ChatPrompt{{{"user", Word(&rng), ""}, {"assistant", "", ""}}, rng.Chance(0.5)};
+      break;
+    default:
+      break;
   }
   maybe(&r.temperature, 0.0);
   maybe(&r.top_p, 0.5);
@@ -70,7 +77,8 @@ TEST(RequestCodec, ARequestComesBackAsItWasAndAbsentIsNotZero) {
     ASSERT_TRUE(back.ok()) << back.status().ToString();
     const ClientRequest& b = *back;
     EXPECT_EQ(a.prompt.index(), b.prompt.index());
-    if (const auto* text = std::get_if<TextPrompt>(&a.prompt)) EXPECT_EQ(text->text, std::get<TextPrompt>(b.prompt).text);
+    if (const auto* text = std::get_if<TextPrompt>(&a.prompt))
+      EXPECT_EQ(text->text, std::get<TextPrompt>(b.prompt).text);
     if (const auto* ids = std::get_if<TokenPrompt>(&a.prompt)) EXPECT_EQ(ids->ids, std::get<TokenPrompt>(b.prompt).ids);
     if (const auto* chat = std::get_if<ChatPrompt>(&a.prompt)) {
       const auto& other = std::get<ChatPrompt>(b.prompt);
@@ -149,9 +157,13 @@ TEST(RequestCodec, TheAnswerInOnePieceHoldsEveryEventOfTheStream) {
   timings.prefill.transfer_bytes = 77;
   timings.decode.preemptions = 2;
   timings.placement_why = "predicted";
-  const std::vector<ClientEvent> events = {
-      Started{"id", "m", 7, 3, "p", "d"}, Delta{1, "ab", {5}, {}},  Delta{0, "x", {}, {}}, Delta{1, "c", {6}, {}},
-      Finished{1, FinishReason::kStop, "c", -1}, Finished{0, FinishReason::kStop, "", 9}, Done{{7, 3, 2}, timings}};
+  const std::vector<ClientEvent> events = {Started{"id", "m", 7, 3, "p", "d"},
+                                           Delta{1, "ab", {5}, {}},
+                                           Delta{0, "x", {}, {}},
+                                           Delta{1, "c", {6}, {}},
+                                           Finished{1, FinishReason::kStop, "c", -1},
+                                           Finished{0, FinishReason::kStop, "", 9},
+                                           Done{{7, 3, 2}, timings}};
   for (const ClientEvent& event : events) AddToResult(event, true, &result);
   const std::vector<ClientEvent> back = FromWire(result);
   ASSERT_EQ(back.size(), 6u);

@@ -160,8 +160,7 @@ class World {
   void WriterActs() {
     for (auto& [blocks, holder] : held_) {
       for (uint32_t g = 0; g < blocks.size(); ++g) {
-        for (const BlockId b : blocks[g])
-          runner_->Put(g, b, static_cast<uint32_t>(rng_.Below(block_tokens_)), 0xbad);
+        for (const BlockId b : blocks[g]) runner_->Put(g, b, static_cast<uint32_t>(rng_.Below(block_tokens_)), 0xbad);
       }
     }
     for (auto& [id, c] : live_) {
@@ -266,8 +265,7 @@ class World {
       EXPECT_LE(part.sample ? part.sample_index + 1 : 0, part.request->stop.max_tokens);
       const Child& c = live_.at(part.sequence);
       EXPECT_FALSE(c.receiving);
-      if (part.first_position + part.num_tokens <= c.request->prompt.size() && !part.sample)
-        prefill += part.num_tokens;
+      if (part.first_position + part.num_tokens <= c.request->prompt.size() && !part.sample) prefill += part.num_tokens;
     }
     EXPECT_LE(prefill, options_.max_prefill_tokens);
     runner_->Launch(std::move(plan));
@@ -331,8 +329,8 @@ TEST(SchedulerFuzz, EveryAnswerIsTheRightOneAndNoBlockIsLostWhateverHappens) {
   }
   // The subjects happened.
   EXPECT_GT(n.finished, 3000u);
-  for (const uint64_t c : {n.preempted, n.hits, n.received, n.quarantined, n.sent, n.taken, n.cancelled,
-                           n.busy, n.failed_steps, n.failed, n.empty_inputs, n.refused}) {
+  for (const uint64_t c : {n.preempted, n.hits, n.received, n.quarantined, n.sent, n.taken, n.cancelled, n.busy,
+                           n.failed_steps, n.failed, n.empty_inputs, n.refused}) {
     EXPECT_GT(c, 50u);
   }
 }

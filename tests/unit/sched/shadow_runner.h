@@ -84,9 +84,7 @@ class ShadowRunner {
     std::fill_n(Slot(group, block, 0), pool_->block_tokens(), 0);
   }
   // As a writer's put would, checks nothing.
-  void Put(uint32_t group, BlockId block, uint32_t slot, uint64_t history) {
-    *Slot(group, block, slot) = history;
-  }
+  void Put(uint32_t group, BlockId block, uint32_t slot, uint64_t history) { *Slot(group, block, slot) = history; }
 
   // The blocks hold exactly the KV of tokens[0, count) of `r`.
   void ExpectHolds(const Request& r, std::span<const TokenId> tokens, uint32_t count,
@@ -125,8 +123,7 @@ class ShadowRunner {
     for (uint32_t g = 0; g < part.blocks.size(); ++g) {
       const std::vector<BlockId>& blocks = part.blocks[g];
       ASSERT_EQ(blocks.size(), pool_->BlocksFor(end));
-      for (const BlockId b : blocks)
-        ASSERT_GT(pool_->NumReferences(g, b), 0u) << "a launched step names a free block";
+      for (const BlockId b : blocks) ASSERT_GT(pool_->NumReferences(g, b), 0u) << "a launched step names a free block";
       // What it reads: the KV of its own history, whoever wrote it.
       history = HistoryRoot(*part.request);
       for (uint32_t p = 0; p < part.first_position; ++p) {
