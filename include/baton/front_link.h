@@ -85,7 +85,7 @@ struct ChildFailed {
   Epoch epoch = 0;
   Status why;
 };
-// Where the time went, from this worker's side. Sent once per (child, epoch), before the child's last event
+// Where the time went, from this worker's side. Sent before the child's last event (the latest one counts)
 // on this worker. All durations; 0 where it does not apply.
 struct Receipt {
   Duration queue{};     // submit to first launch

@@ -328,8 +328,13 @@ void EngineCore::OnToken(const NewToken& token, TimePoint now, Outbox* out) {
   Child& child = it->second;
   const Sequence* sequence = scheduler_.Find(token.sequence);
   ++counters_.tokens;
-  // A stop string may end a local answer at any token: its receipt goes with the first.
-  if (token.finish != FinishReason::kNone || child.role == Child::Role::kLocal) {
+  // A stop string may end a local answer at any token: a receipt goes with the first, and again with the last.
+  if (child.role == Child::Role::kLocal && !child.receipt_sent) {
+    SendReceipt(it->first, &child, nullptr, now);
+    child.receipt_sent = token.finish == FinishReason::kNone;
+  }
+  if (token.finish != FinishReason::kNone) {
+    child.receipt_sent = child.receipt_sent && child.role != Child::Role::kLocal;
     SendReceipt(it->first, &child, nullptr, now);
   }
   if (token.index >= sequence->delivered) {

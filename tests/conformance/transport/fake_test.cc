@@ -97,7 +97,7 @@ TEST_F(FakeFaults, ATruncatedPostIsAnnouncedButItsDigestsDiffer) {
   EXPECT_EQ(quiesced.digest, Hash64(std::span<const std::byte>(writer_.pool)));
   EXPECT_NE(quiesced.digest, reader_.All<ChunkArrived>()[0].digest);
   EXPECT_TRUE(std::equal(writer_.pool.begin(), writer_.pool.begin() + kPool / 4 * 3, reader_.pool.begin()));
-  for (std::byte b : reader_.pool.subspan(kPool / 4 * 3)) ASSERT_EQ(b, std::byte{0});
+  ASSERT_TRUE(AllAre(reader_.pool.subspan(kPool / 4 * 3), std::byte{0}));
 }
 
 TEST_F(FakeFaults, AFailedPostIsReportedOnceAndWritesNothing) {
@@ -108,7 +108,7 @@ TEST_F(FakeFaults, AFailedPostIsReportedOnceAndWritesNothing) {
   ASSERT_TRUE(writer_.WaitFor<Quiesced>(3));
   for (const Quiesced& q : writer_.All<Quiesced>()) EXPECT_EQ(q.status.ok(), Raw(q.op) != 2);
   EXPECT_EQ(ArrivalsOf(2), 0u);
-  for (std::byte b : reader_.pool.subspan(4096)) ASSERT_EQ(b, std::byte{0});
+  ASSERT_TRUE(AllAre(reader_.pool.subspan(4096), std::byte{0}));
 }
 
 TEST_F(FakeFaults, APostThatNeverCompletesEndsWithCloseBeforeSevered) {

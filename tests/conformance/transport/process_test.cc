@@ -215,7 +215,7 @@ TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
     std::memset(here_.pool.data(), 0, kPool);  // the writer is dead: nothing lands any more in either mode
     here_.transport->Close(writer.id());
     ASSERT_TRUE(here_.WaitFor<Severed>(round));
-    for (std::byte b : here_.pool) ASSERT_EQ(b, std::byte{0});
+    ASSERT_TRUE(AllAre(here_.pool, std::byte{0}));
   }
 }
 
@@ -261,7 +261,7 @@ TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
     writer.Signal(SIGCONT);
     for (int i = 1; i <= 40; ++i) ASSERT_NE(writer.Expect("quiesced"), "") << "the writer hangs";
     if (!one_sided()) {
-      for (std::byte b : here_.pool) ASSERT_EQ(b, std::byte{0}) << "a byte was placed after Quiet";
+      ASSERT_TRUE(AllAre(here_.pool, std::byte{0})) << "a byte was placed after Quiet";
     }
     OpenToHere(writer);  // again, if the link had to be cut; else it is answered at once
   }

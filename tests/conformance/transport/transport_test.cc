@@ -54,7 +54,7 @@ TEST_P(TransportTest, ThePoolIsZeroedPageAlignedAndOfTheWantedSize) {
   Side& side = Start("a", 3'000'001);
   ASSERT_EQ(side.pool.size(), 3'000'001u);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(side.pool.data()) % 4096, 0u);
-  for (std::byte b : side.pool) ASSERT_EQ(b, std::byte{0});
+  ASSERT_TRUE(AllAre(side.pool, std::byte{0}));
 }
 
 TEST_P(TransportTest, APoolThatDoesNotFitIsRefusedWithItsSize) {
@@ -267,7 +267,8 @@ TEST_P(TransportTest, CloseInTheMiddleReportsEveryOpThenSeveredAndTheSourceIsNoL
   std::memset(writer.pool.data(), 0x5A, kBig);
   reader.transport->Retire(ticket);
   ASSERT_TRUE(reader.WaitFor<Quiet>(1));
-  for (std::byte b : reader.pool) ASSERT_NE(b, std::byte{0x5A}) << "a byte of after Severed arrived";
+  ASSERT_EQ(std::memchr(reader.pool.data(), std::to_integer<int>(std::byte{0x5A}), reader.pool.size()), nullptr)
+      << "a byte of after Severed arrived";
   writer.transport->Post(SimplePost(reader, ticket, 99, 4096));
   ASSERT_TRUE(writer.WaitFor<Quiesced>(kOps + 1));
   EXPECT_FALSE(writer.All<Quiesced>().back().status.ok());
@@ -323,7 +324,7 @@ TEST_P(TransportTest, AfterQuietNoNoticeComesAndNoByteIsPlaced) {
     if (!one_sided()) std::memset(reader.pool.data(), 0x11, kBig);
     ASSERT_TRUE(writer.WaitFor<Quiesced>((round + 1) * kOps));  // refused or complete, but each ends
     if (!one_sided()) {
-      for (std::byte b : reader.pool) ASSERT_EQ(b, std::byte{0x11}) << "a byte was placed after Quiet";
+      ASSERT_TRUE(AllAre(reader.pool, std::byte{0x11})) << "a byte was placed after Quiet";
     }
     reader.PollOnce();
     size_t quiet_at = 0, last_arrival = 0;
@@ -371,7 +372,7 @@ TEST_P(TransportTest, TicketsThatAreUnknownRetiredOrAnotherWritersAreDroppedAndC
   }
   EXPECT_EQ(c.placements_refused, 6u);
   for (const Quiesced& q : writer.All<Quiesced>()) EXPECT_EQ(q.status.ok(), Raw(q.op) == op);
-  for (std::byte b : reader.pool.first(131072)) ASSERT_EQ(b, std::byte{0});
+  ASSERT_TRUE(AllAre(reader.pool.first(131072), std::byte{0}));
 }
 
 TEST_P(TransportTest, PiecesOutsideTheGrantedBlocksAreRefusedWithoutHarm) {

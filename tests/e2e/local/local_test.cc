@@ -211,12 +211,14 @@ Told Collect(const std::vector<ChildEvent>& events, uint64_t number) {
   return out;
 }
 
-std::vector<Told> WaitForAll(Pump* pump, size_t count) {
+// handed_off: the writer's own word that it let go is waited for too; it may come after the reader's last token.
+std::vector<Told> WaitForAll(Pump* pump, size_t count, bool handed_off = false) {
   std::vector<Told> out(count);
   const bool all = pump->WaitFor([&](const std::vector<ChildEvent>& events) {
     for (size_t i = 0; i < count; ++i) {
       out[i] = Collect(events, i + 1);
       if (!out[i].finished && out[i].failure.empty()) return false;
+      if (handed_off && !out[i].handed_off && out[i].failure.empty()) return false;
     }
     return true;
   });
@@ -275,7 +277,7 @@ TEST_P(LocalHandOffTest, GivesTheTokensAndLogprobsOfOneWorker) {
   for (const RequestPtr& request : requests) {
     prefill.Push(FromFront{kFrontLink, PrefillCommand{request, {{}, 0, kLimit}, 1, decode.self}});
   }
-  const auto told = WaitForAll(&pump, requests.size());
+  const auto told = WaitForAll(&pump, requests.size(), /*handed_off=*/true);
   const uint64_t block_bytes = MakeKvLayout(TinyWeights().model->decoder(), 32).BlockBytes(0);
   uint64_t bytes = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
