@@ -85,8 +85,8 @@ struct ChildFailed {
   Epoch epoch = 0;
   Status why;
 };
-// Where the time went, from this worker's side. Sent before the child's last event (the latest one counts)
-// on this worker. All durations; 0 where it does not apply.
+// Where the time went, from this worker's side. Sent before the child's last event on this worker; of several
+// the latest counts. All durations; 0 where it does not apply.
 struct Receipt {
   Duration queue{};     // submit to first launch
   Duration prefill{};   // first launch to the end of the prompt's last step

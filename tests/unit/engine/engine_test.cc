@@ -31,7 +31,7 @@ TEST(EngineCore, RunsAnAnswerToItsLengthAndGivesEverythingBack) {
   while (!b.runner.launched.empty()) b.Finish(20);
   EXPECT_EQ(Indices(b), (std::vector<uint32_t>{0, 1, 2}));
   EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
-  EXPECT_EQ(b.Told<ReceiptEvent>().size(), 1u);
+  EXPECT_EQ(b.Told<ReceiptEvent>().size(), 2u);
   EXPECT_TRUE(b.core->idle());
   EXPECT_EQ(b.free_blocks(), 16u);
 }
