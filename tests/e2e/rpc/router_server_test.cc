@@ -280,6 +280,35 @@ TEST_F(RawTest, OptionsThatDoNotWorkYetAreRefusedByName) {
   }
 }
 
+TEST_F(RawTest, WhatAClientSentIsNeverEchoedInALengthThatBreaksTheAnswer) {
+  StartRouter();
+  const auto stub = v1::Inference::NewStub(Channel());
+  for (const size_t size : {size_t{129}, size_t{7000}, size_t{20000}}) {
+    v1::GenerateRequest request;
+    request.set_text("x");
+    request.set_request_id(std::string(size, 'i'));
+    v1::GenerateResult result;
+    grpc::ClientContext complete, stream, cancel, model;
+    EXPECT_EQ(stub->Complete(&complete, request, &result).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    v1::GenerateEvent event;
+    const auto reader = stub->Generate(&stream, request);
+    EXPECT_FALSE(reader->Read(&event));
+    const grpc::Status refused = reader->Finish();
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(refused.error_message(), HasSubstr("at most 128"));
+    v1::CancelRequest which;
+    which.set_request_id(request.request_id());
+    v1::CancelResponse cancelled;
+    EXPECT_EQ(stub->Cancel(&cancel, which, &cancelled).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    v1::GetModelRequest name;
+    for (size_t i = 0; i < size; ++i) name.mutable_model()->append("\u00e9");
+    v1::Model found;
+    const grpc::Status unknown = stub->GetModel(&model, name, &found);
+    EXPECT_EQ(unknown.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_THAT(unknown.error_message(), HasSubstr("served: \"tiny\""));
+  }
+}
+
 TEST_F(RawTest, ASlowReaderGetsEverythingInFewerEvents) {
   RouterServerOptions options = TestOptions(&tokenizer_);
   options.stream_queue_events = 8;
