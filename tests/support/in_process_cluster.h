@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -131,6 +132,7 @@ class InProcessCluster {
       if (w->name == name) return *w->core;
     }
     BATON_CHECK(false, name);
+    std::abort();
   }
   uint64_t bytes_posted() const {
     uint64_t bytes = 0;
