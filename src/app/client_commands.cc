@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
@@ -52,7 +51,7 @@ Answer Ask(InferenceClient* client, const ClientRequest& request, bool stream) {
       answer.token_ids.insert(answer.token_ids.end(), delta->token_ids.begin(), delta->token_ids.end());
       if (stream) {
         std::fwrite(delta->text.data(), 1, delta->text.size(), stdout);
-        std::fflush(stdout);
+        if (std::fflush(stdout) != 0) return false;  // nobody reads: the request ends
       }
     } else if (const auto* finished = std::get_if<Finished>(&event)) {
       answer.finished = *finished;
@@ -93,6 +92,7 @@ Json ToJson(const Answer& answer) {
 // Shows what `answer` holds beyond its streamed text. The exit code.
 int Show(const Settings& settings, const Answer& answer) {
   const bool json = settings.Flag("json");
+  if (std::ferror(stdout) != 0) return FinishOutput(kExitFailed);
   if (!answer.result.status.ok()) {
     if (!json && !answer.text.empty()) std::fputs("\n", stdout);
     std::fflush(stdout);
@@ -105,10 +105,10 @@ int Show(const Settings& settings, const Answer& answer) {
   } else {
     std::fputs("\n", stdout);
   }
-  std::fflush(stdout);
+  const int code = FinishOutput(kExitDone);
   if (settings.Flag("receipt"))
     std::fputs(ReceiptText(answer.done.usage, answer.done.timings).c_str(), stderr);
-  return kExitDone;
+  return code;
 }
 
 std::vector<ChatMessage> Opening(const Settings& settings) {
@@ -131,7 +131,7 @@ int Converse(const Settings& settings, InferenceClient* client, ClientRequest re
     request.prompt = prompt;
     const Answer answer = Ask(client, request, !settings.Flag("json"));
     code = Show(settings, answer);
-    if (code != kExitDone && !terminal) return code;
+    if (code != kExitDone && (!terminal || std::ferror(stdout) != 0)) return code;
     if (code == kExitDone) {
       prompt.messages.push_back({"assistant", answer.text, ""});
     } else {
@@ -146,7 +146,7 @@ int Converse(const Settings& settings, InferenceClient* client, ClientRequest re
 int RunChat(const Settings& settings) {
   ClientRequest request = MakeRequest(settings);
   const auto client = InferenceClient::Create({.address = settings.Text("server"), .in_process = nullptr});
-  if (settings.Text("message").empty()) return Converse(settings, client.get(), std::move(request));
+  if (!settings.Given("message")) return Converse(settings, client.get(), std::move(request));
   for (const char* name : {"message", "system"}) {
     if (Status s = ValidateUtf8(settings.Text(name), name); !s.ok()) return Fail(kExitUsage, s);
   }
@@ -158,17 +158,17 @@ int RunChat(const Settings& settings) {
 
 int RunComplete(const Settings& settings) {
   ClientRequest request = MakeRequest(settings);
-  if (!settings.Text("ids").empty()) {
-    TokenPrompt prompt;
-    for (const std::string& piece : SplitList(settings.Text("ids"), ',')) {
-      const auto id = ParseInteger(piece);
-      if (!id.ok()) return Fail(kExitUsage, id.status().Annotate("--ids"));
-      prompt.ids.push_back(*id);
-    }
-    request.prompt = std::move(prompt);
+  if (settings.Given("ids")) {
+    const auto ids = ParseTokenIds(settings.Text("ids"));
+    if (!ids.ok()) return Fail(kExitUsage, ids.status().Annotate("--ids"));
+    request.prompt = TokenPrompt{{ids->begin(), ids->end()}};
   } else {
     std::string text = settings.Text("prompt");
-    if (text.empty()) text.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+    if (!settings.Given("prompt")) {
+      auto input = ReadAll(std::cin, "standard input");
+      if (!input.ok()) return Fail(kExitUsage, input.status());
+      text = *std::move(input);
+    }
     if (Status s = ValidateUtf8(text, "prompt"); !s.ok()) return Fail(kExitUsage, s);
     request.prompt = TextPrompt{std::move(text), true};
   }

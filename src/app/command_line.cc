@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 
@@ -88,15 +87,16 @@ int RunParsed(const ParsedCommand& command) {
   if (!config_file.empty()) {
     std::ifstream in(config_file, std::ios::binary);
     if (!in) return Fail(kExitUsage, NotFoundError("--config " + config_file + ": cannot be read"));
-    input.config_text.assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-    if (in.bad()) return Fail(kExitUsage, NotFoundError("--config " + config_file + ": cannot be read"));
+    auto text = ReadAll(in, "--config " + config_file);
+    if (!text.ok()) return Fail(kExitUsage, text.status());
+    input.config_text = *std::move(text);
     input.config_name = config_file;
   }
   auto settings = Settings::Resolve(input);
   if (!settings.ok()) return Fail(kExitUsage, settings.status());
   if (command.print_config) {
     std::fputs(settings->Print().c_str(), stdout);
-    return kExitDone;
+    return FinishOutput(kExitDone);
   }
   return command.spec->run(*settings);
 }

@@ -30,6 +30,10 @@ StatusOr<std::unique_ptr<BpeTokenizer>> OpenTokenizer(const ModelFile& file) {
 StatusOr<uint32_t> ContextLimit(const Settings& settings, const ModelFile& file) {
   const auto asked = static_cast<uint32_t>(settings.Integer("max-context"));
   const uint32_t own = file.decoder().context_tokens;
+  if (own < 2) {
+    return FailedPreconditionError(file.path().string() + ": a context of " + std::to_string(own) +
+                                   " tokens holds no prompt and answer; 2 is the least");
+  }
   if (asked > own) {
     return InvalidArgumentError("--max-context " + std::to_string(asked) + ": the model's own limit is " +
                                 std::to_string(own) + " tokens");

@@ -86,7 +86,7 @@ constexpr OptionSpec kOptions[] = {
      K::kInteger,
      kServes,
      "0",
-     "prompt plus answer, in tokens; 0: the model's own limit",
+     "prompt plus answer, in tokens, at least 2; 0: the model's own limit",
      {},
      0,
      1 << 24},

@@ -135,6 +135,23 @@ int Fail(int code, const Status& status) {
   return code;
 }
 
+StatusOr<std::string> ReadAll(std::istream& in, const std::string& name) {
+  std::string out;
+  char buffer[1 << 14];
+  while (in.read(buffer, sizeof(buffer)) || in.gcount() > 0)
+    out.append(buffer, static_cast<size_t>(in.gcount()));
+  if (in.bad()) return FailedPreconditionError(name + ": cannot be read");
+  return out;
+}
+
+int FinishOutput(int code) {
+  errno = 0;
+  const bool flushed = std::fflush(stdout) == 0;
+  if (flushed && std::ferror(stdout) == 0) return code;
+  const std::string why = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
+  return Fail(kExitFailed, InternalError("cannot write to standard output" + why));
+}
+
 std::string StateDirectory(const Settings& settings) {
   if (!settings.Text("state-dir").empty()) return settings.Text("state-dir");
   if (const char* state = std::getenv("XDG_STATE_HOME"); state != nullptr && *state == '/') {
@@ -205,7 +222,7 @@ Status UseCores(const std::vector<int>& cores) {
   return OkStatus();
 }
 
-StopSignals::StopSignals(bool supervised) : signals_{SIGTERM} {
+StopSignals::StopSignals(bool supervised) : supervised_(supervised), signals_{SIGTERM} {
   if (!supervised) signals_.push_back(SIGINT);
   const sigset_t set = SetOf(signals_);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
@@ -223,6 +240,14 @@ void StopSignals::Wait() {
   const sigset_t set = SetOf(signals_);
   while (sigwaitinfo(&set, nullptr) < 0) {
   }
+}
+
+void StopSignals::BeginDrain(Duration limit) {
+  spdlog::info("draining, at most {:.3g} s{}", Seconds(limit),
+               supervised_ ? "" : "; a second signal ends it at once");
+  if (supervised_) return;
+  const sigset_t set = SetOf(signals_);
+  pthread_sigmask(SIG_UNBLOCK, &set, nullptr);  // both at their default: they end the process
 }
 
 void EventLines::Say(const std::string& line) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <istream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,12 @@ inline constexpr int kExitUsage = 2;  // bad flags, configuration, model or addr
 
 // "baton: <message>" on stderr, one line per line of the message. Returns `code`.
 int Fail(int code, const Status& status);
+
+// All that is left of a stream. FAILED_PRECONDITION when it cannot be read, as a folder cannot.
+StatusOr<std::string> ReadAll(std::istream& in, const std::string& name);
+
+// Flushes stdout. `code`, or kExitFailed with a line on stderr when what was printed could not be written.
+int FinishOutput(int code);
 
 // This start of the process: its name, and a counter that is higher than at any start of that name before,
 // kept in a locked file of the state directory. Without --name: the first of role-0, role-1, ... that no live
@@ -42,8 +49,13 @@ class StopSignals {
   // True: a signal came. False: the time passed.
   bool Wait(std::chrono::milliseconds limit);
   void Wait();
+  // After the first signal: says that the drain begins and how long it may take; from here on another signal
+  // ends the process at once. In a child of the supervisor it does not: what ends a whole group tells the
+  // child twice, and the supervisor kills on its own.
+  void BeginDrain(Duration limit);
 
  private:
+  const bool supervised_;
   std::vector<int> signals_;
 };
 

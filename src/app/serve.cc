@@ -113,6 +113,7 @@ int RunUpInOneProcess(const Settings& settings) {
     events.Say("baton is ready on " + (*server)->address() + ": one unified worker");
     signals.Wait();
   }
+  signals.BeginDrain(settings.Time("drain-timeout"));
   (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
   (*worker)->Drain(std::chrono::milliseconds(500));
   (*server)->Shutdown();
@@ -143,7 +144,7 @@ int RunRouter(const Settings& settings) {
   MembershipLines members(server->get(), &events, static_cast<size_t>(settings.Integer("expect-workers")));
   while (!signals.Wait(members.Look())) {
   }
-  spdlog::info("draining");
+  signals.BeginDrain(settings.Time("drain-timeout"));
   (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
   (*server)->Shutdown();
   return kExitDone;
@@ -182,7 +183,7 @@ int RunWorker(const Settings& settings) {
     (*worker)->Stop();
     return Fail(kExitFailed, refused.get().Annotate("refused by the router"));
   }
-  spdlog::info("draining");
+  signals.BeginDrain(settings.Time("drain-timeout"));
   if (!(*worker)->Drain(settings.Time("drain-timeout"))) spdlog::warn("stops with requests still running");
   (*worker)->Stop();
   return kExitDone;

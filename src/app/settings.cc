@@ -199,9 +199,20 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
           " can be reached from other machines, and there is no encryption yet; add --insecure-listen "
           "to serve there all the same");
     }
-    if (Text("name").size() > 128 || Text("name").find('/') != std::string::npos) {
-      problems->push_back(Get("name").where + ": at most 128 characters and no '/'");
+    // The supervisor's children are called after it.
+    const size_t longest = Integer("status-fd") >= 0 ? 128 : 64;
+    if (Text("name").size() > longest || !IsPlainWord(Text("name")) ||
+        Text("name").find('/') != std::string::npos) {
+      problems->push_back(Get("name").where + ": 1 to " + std::to_string(longest) +
+                          " printable ASCII characters, no spaces and no '/'");
     }
+    if (Integer("max-context") == 1) {
+      problems->push_back(Get("max-context").where +
+                          ": 1 token holds no prompt and answer; 2 is the least, 0 the model's own limit");
+    }
+  }
+  if (command_ == kComplete && Given("prompt") && Given("ids")) {
+    problems->push_back(Get("ids").where + ": ids or a text (" + Get("prompt").where + "), not both");
   }
   if ((command_ & kComputes) != 0) {
     const int64_t cores = static_cast<int64_t>(Cores("cores").size());
@@ -250,6 +261,9 @@ const Settings::Value& Settings::Get(std::string_view name) const {
 }
 
 const std::string& Settings::Text(std::string_view name) const { return Get(name).text; }
+bool Settings::Given(std::string_view name) const {
+  return !Text(name).empty() || OriginOf(name) == Origin::kFlag;
+}
 bool Settings::Flag(std::string_view name) const { return *ParseFlag(Text(name)); }
 int64_t Settings::Integer(std::string_view name) const { return *ParseInteger(Text(name)); }
 double Settings::Real(std::string_view name) const { return *ParseReal(Text(name)); }

@@ -36,6 +36,7 @@ class Settings {
 
   // A name that the command does not know is a bug of the caller.
   const std::string& Text(std::string_view name) const;
+  bool Given(std::string_view name) const;  // a text that is not empty, or that a flag made empty
   bool Flag(std::string_view name) const;
   int64_t Integer(std::string_view name) const;
   double Real(std::string_view name) const;

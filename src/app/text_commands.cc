@@ -2,7 +2,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
@@ -42,13 +41,13 @@ Status PrintBatch(const BpeTokenizer& tokenizer, std::istream& in, const std::st
     const nlohmann::json value = nlohmann::json::parse(line, nullptr, false);
     if (!value.is_string()) return InvalidArgumentError(where + ": not a JSON string");
     if (Status s = PrintIds(tokenizer, value.get<std::string>()); !s.ok()) return s.Annotate(where);
+    if (std::ferror(stdout) != 0) break;  // nobody gets the rest
   }
+  if (in.bad()) return FailedPreconditionError(name + ": cannot be read");
   return OkStatus();
 }
 
-int Finish(const Status& status) {
-  std::fflush(stdout);
-  return status.ok() ? kExitDone : Fail(kExitUsage, status);
+int Finish(const Status& status) { return FinishOutput(status.ok() ? kExitDone : Fail(kExitUsage, status));
 }
 
 }  // namespace
@@ -58,8 +57,11 @@ int RunTokenize(const std::string& model, const std::string& text, const std::st
   if (!tokenizer.ok()) return Fail(kExitUsage, tokenizer.status());
   if (batch_file.empty()) {
     std::string input = text;
-    if (input.empty())
-      input.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+    if (input.empty()) {
+      auto all = ReadAll(std::cin, "standard input");
+      if (!all.ok()) return Fail(kExitUsage, all.status());
+      input = *std::move(all);
+    }
     return Finish(PrintIds(**tokenizer, std::move(input)));
   }
   if (batch_file == "-") return Finish(PrintBatch(**tokenizer, std::cin, "standard input"));
@@ -72,24 +74,27 @@ int RunDetokenize(const std::string& model, const std::string& ids_text) {
   auto tokenizer = TokenizerOf(model);
   if (!tokenizer.ok()) return Fail(kExitUsage, tokenizer.status());
   std::vector<TokenId> ids;
-  for (const std::string& piece : SplitList(ids_text, ',')) {
-    const auto id = ParseInteger(piece);
-    if (!id.ok()) return Fail(kExitUsage, id.status().Annotate("ids"));
-    if (*id < 0 || *id >= (*tokenizer)->vocab_size()) {
-      return Fail(kExitUsage, InvalidArgumentError("token " + piece + " is not in the vocabulary of " +
-                                                   std::to_string((*tokenizer)->vocab_size())));
-    }
-    ids.push_back(static_cast<TokenId>(*id));
+  if (!ids_text.empty()) {
+    auto parsed = ParseTokenIds(ids_text);
+    if (!parsed.ok()) return Fail(kExitUsage, parsed.status().Annotate("ids"));
+    ids = *std::move(parsed);
   }
-  std::printf("%s\n", Decode(**tokenizer, ids, false).c_str());
-  return kExitDone;
+  for (const TokenId id : ids) {
+    if (id < (*tokenizer)->vocab_size()) continue;
+    return Fail(kExitUsage, InvalidArgumentError("token " + std::to_string(id) +
+                                                 " is not in the vocabulary of " +
+                                                 std::to_string((*tokenizer)->vocab_size())));
+  }
+  const std::string text = Decode(**tokenizer, ids, false) + "\n";
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return FinishOutput(kExitDone);
 }
 
 int RunModelInspect(const std::string& model) {
   auto file = ModelFile::Open(model);
   if (!file.ok()) return Fail(kExitUsage, file.status());
   std::printf("%s", DescribeModel(**file).c_str());
-  return kExitDone;
+  return FinishOutput(kExitDone);
 }
 
 }  // namespace baton

@@ -140,6 +140,23 @@ bool IsLoopback(std::string_view host) {
   return host.find_first_not_of("0123456789.") == std::string_view::npos;
 }
 
+StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
+  std::vector<int32_t> out;
+  while (true) {
+    const size_t end = text.find(',');
+    const std::string_view piece = Trim(text.substr(0, end));
+    BATON_ASSIGN_OR_RETURN(const int64_t id, ParseInteger(piece));
+    if (id < 0 || id > INT32_MAX) return InvalidArgumentError(Quoted(piece) + " is not a token id");
+    out.push_back(static_cast<int32_t>(id));
+    if (end == std::string_view::npos) return out;
+    text.remove_prefix(end + 1);
+  }
+}
+
+bool IsPlainWord(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
+
 std::vector<std::string> SplitList(std::string_view text, char separator) {
   std::vector<std::string> out;
   while (!text.empty()) {

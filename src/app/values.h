@@ -27,6 +27,10 @@ struct HostPort {
 StatusOr<HostPort> ParseHostPort(std::string_view text);
 bool IsLoopback(std::string_view host);  // 127.0.0.0/8, ::1, localhost
 
+// Token ids, "1, 2,3": one or more, each from 0 to 2^31 - 1.
+StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
+bool IsPlainWord(std::string_view text);  // printable ASCII without spaces
+
 std::vector<std::string> SplitList(std::string_view text,
                                    char separator);  // pieces trimmed, empty ones kept out
 

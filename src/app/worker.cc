@@ -73,6 +73,12 @@ StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file,
     }
   }
   if (const uint64_t kv = settings.Bytes("kv-memory"); kv != 0) {
+    const uint64_t least = kFewestKvBlocks * request.block_tokens * bytes_per_token;
+    if (kv < least) {
+      return InvalidArgumentError("--kv-memory " + settings.Text("kv-memory") + ": " + std::to_string(least) +
+                                  " bytes is the least, " + std::to_string(kFewestKvBlocks) + " blocks of " +
+                                  std::to_string(request.block_tokens) + " tokens of this model");
+    }
     request.kv_tokens = std::max<uint64_t>(1, kv / bytes_per_token);
   }
   BATON_ASSIGN_OR_RETURN(out.memory, PlanMemory(file, request));

@@ -151,7 +151,8 @@ Status CheckPlain(const ClientRequest& c, const FrontOptions& options, Prepared*
   const std::string& served = options.served_name.empty() ? options.model.name : options.served_name;
   if (!c.model.empty() && c.model != served) {
     return NotFoundError(
-        fmt::format("model: \"{}\" is not served here; served: \"{}\"", c.model.substr(0, 256), served));
+        fmt::format("model: \"{}\" is not served here; served: \"{}\"",
+                    c.model.substr(0, FirstInvalidUtf8(std::string_view(c.model).substr(0, 200))), served));
   }
   BATON_RETURN_IF_ERROR(CheckId("request_id", c.request_id, limits.max_request_id_bytes));
   BATON_RETURN_IF_ERROR(CheckId("cache.salt", c.cache_salt, limits.max_salt_bytes));

@@ -13,7 +13,7 @@ namespace baton {
 namespace {
 
 constexpr std::array<uint32_t, 4> kBlockSizes = {16, 32, 64, 128};
-constexpr uint64_t kFewestBlocks = 4;
+constexpr uint64_t kFewestBlocks = kFewestKvBlocks;
 constexpr double kUsableShare = 0.8;  // of what is available, when no budget is given
 
 std::optional<uint64_t> FirstNumber(const char* path) {

@@ -11,6 +11,8 @@
 
 namespace baton {
 
+inline constexpr uint64_t kFewestKvBlocks = 4;  // of a pool; a smaller request is raised to it
+
 struct MemoryRequest {
   uint64_t budget_bytes = 0;     // 0: 80 % of what the machine has available now
   uint64_t available_bytes = 0;  // what the machine has available; 0: read MemAvailable

@@ -9,8 +9,10 @@
 namespace baton {
 
 grpc::Status FailureStatus(const Failed& failed) {
-  return grpc::Status(static_cast<grpc::StatusCode>(failed.status.code()), failed.status.message(),
-                      EncodeErrorDetail(failed));
+  Failed cut = failed;
+  cut.status = Status(failed.status.code(), CutMessage(failed.status.message(), kMaxFailureText));
+  return grpc::Status(static_cast<grpc::StatusCode>(cut.status.code()), cut.status.message(),
+                      EncodeErrorDetail(cut));
 }
 
 namespace {

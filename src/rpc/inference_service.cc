@@ -40,6 +40,8 @@ StatusOr<ClientRequest> InferenceService::Accept(const grpc::CallbackServerConte
     return InvalidArgumentError("request: " + std::to_string(bytes) + " bytes are above the limit of " +
                                 std::to_string(options_.max_request_bytes));
   }
+  // Before anything answers with it.
+  BATON_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   BATON_ASSIGN_OR_RETURN(ClientRequest out, FromWire(request));
   const auto deadline = context.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
@@ -49,9 +51,16 @@ StatusOr<ClientRequest> InferenceService::Accept(const grpc::CallbackServerConte
   return out;
 }
 
+Status InferenceService::CheckRequestId(const std::string& id) const {
+  const size_t limit = options_.front.limits.max_request_id_bytes;
+  if (id.size() <= limit) return OkStatus();
+  return InvalidArgumentError("request_id: " + std::to_string(id.size()) + " bytes, at most " +
+                              std::to_string(limit));
+}
+
 Status InferenceService::CheckModel(const std::string& name) const {
   if (name.empty() || name == served_name_) return OkStatus();
-  return NotFoundError("model: \"" + name + "\" is not served here; served: \"" + served_name_ + "\"");
+  return NotFoundError("model: \"" + CutMessage(name, kMaxEchoedText) + "\" is not served here; served: \"" + served_name_ + "\"");
 }
 
 void InferenceService::Describe(v1::Model* model) const {
@@ -111,6 +120,7 @@ grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* 
                                                    const v1::CancelRequest* request, v1::CancelResponse* /*response*/) {
   const std::string id = request->request_id();
   if (id.empty()) return Answer(context, InvalidArgumentError("request_id: empty"));
+  if (Status status = CheckRequestId(id); !status.ok()) return Answer(context, status);
   auto* reactor = new LaterAnswer;
   front_->Cancel(id, [reactor, id](bool found) {
     if (found) return reactor->Finish(grpc::Status::OK);

@@ -41,6 +41,7 @@ class InferenceService final : public v1::Inference::CallbackService {
  private:
   // The request with the call's deadline in it.
   StatusOr<ClientRequest> Accept(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request) const;
+  Status CheckRequestId(const std::string& id) const;
   Status CheckModel(const std::string& name) const;
   void Describe(v1::Model* model) const;
 

@@ -121,6 +121,8 @@ PairHello GetHello(const wire::PairHello& from, Checker* check) {
   hello.protocol = from.protocol();
   hello.writer = GetProcess(from.writer(), check);
   hello.reader = GetProcess(from.reader(), check);
+  check->AtLeast("hello.writer.name length", hello.writer.name.size(), 1);
+  check->AtLeast("hello.reader.name length", hello.reader.name.size(), 1);
   hello.session = from.session();
   hello.model = GetModel(from.model(), check);
   hello.layout = GetLayout(from.layout(), check);

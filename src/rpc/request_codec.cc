@@ -522,6 +522,13 @@ ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
 
 // ---- errors -----------------------------------------------------------------------------------------------
 
+std::string CutMessage(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text;
+  size_t end = limit - 3;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
+  return text.substr(0, end) + "...";
+}
+
 std::string EncodeErrorDetail(const Failed& failed) {
   v1::ErrorDetail detail;
   detail.set_reason(failed.reason);

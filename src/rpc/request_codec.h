@@ -44,6 +44,12 @@ bool MergeDelta(const v1::GenerateEvent& later, v1::GenerateEvent* earlier);
 void ToWire(const ClusterSnapshot& in, bool serving, v1::ClusterSnapshot* out);
 ClusterDescription FromWire(const v1::ClusterSnapshot& in);
 
+// Trailers are small (a client takes 8 KiB by default), and a message is in them twice, escaped.
+inline constexpr size_t kMaxFailureText = 1024;
+inline constexpr size_t kMaxEchoedText = 200;  // of a client's own words in a message
+// At most `limit` bytes of valid UTF-8, cut between characters and marked with "...".
+std::string CutMessage(const std::string& text, size_t limit);
+
 // grpc-status-details-bin of a failure, and what a client reads back (reason, request_id, retry_after).
 std::string EncodeErrorDetail(const Failed& failed);
 void DecodeErrorDetail(const std::string& bytes, Failed* failed);

@@ -1,5 +1,6 @@
 #include "rpc/value_codec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -21,6 +22,10 @@ void Checker::NotNegative(std::string_view field, int64_t value) {
 }
 void Checker::Require(std::string_view field, bool present) {
   if (!present) Fail(field, "missing");
+}
+void Checker::PlainWord(std::string_view field, std::string_view value) {
+  const bool plain = std::all_of(value.begin(), value.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  if (!plain) Fail(field, "is not printable ASCII without spaces");
 }
 void Checker::Finite(std::string_view field, double value) {
   if (!std::isfinite(value)) Fail(field, std::to_string(value) + " is not a finite number");
@@ -130,6 +135,7 @@ Status GetStatus(const wire::Status& from, Checker* check) {
 Incarnation GetIncarnation(const wire::Incarnation& from) { return {from.counter(), from.random()}; }
 ProcessId GetProcess(const wire::ProcessId& from, Checker* check) {
   check->AtMost("process.name length", from.name().size(), kMaxWireName);
+  check->PlainWord("process.name", from.name());
   return {from.name(), GetIncarnation(from.incarnation())};
 }
 ChildId GetChild(const wire::ChildId& from) { return {from.front(), from.number(), from.choice()}; }

@@ -26,6 +26,7 @@ class Checker {
   void AtLeast(std::string_view field, uint64_t value, uint64_t limit);
   void NotNegative(std::string_view field, int64_t value);
   void Require(std::string_view field, bool present);
+  void PlainWord(std::string_view field, std::string_view value);  // printable ASCII without spaces
   void Finite(std::string_view field, double value);
 
  private:

@@ -36,6 +36,7 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 
 constexpr uint64_t kNetworkIds = uint64_t{1} << 63;  // accepted and front links; the engine's have this bit clear
 constexpr size_t kMaxWatched = 4096;
+constexpr std::chrono::seconds kWarnUnreachableEvery{30};
 
 // ---- what other threads leave for the network thread ------------------------------------------------------
 
@@ -266,7 +267,7 @@ class Network final : public WorkerNetwork {
       : options_(std::move(options)),
         bounds_{options_.link_queue_messages, options_.link_queue_bytes},
         service_(inbox_, &next_link_, bounds_) {
-    for (const Endpoint& endpoint : options_.routers) routers_.push_back({endpoint, options_.redial_first, {}, {}});
+    for (const Endpoint& endpoint : options_.routers) routers_.push_back({endpoint, options_.redial_first, {}, {}, {}});
   }
   ~Network() override { Shutdown(); }
 
@@ -322,6 +323,7 @@ class Network final : public WorkerNetwork {
     std::chrono::milliseconds backoff;
     LinkId link{};         // 0: not dialed
     SteadyTime dial_at{};  // when link is 0; max: never again
+    SteadyTime warn_at{};  // when a failed attempt is worth a line again
   };
 
   // ---- network thread ----
@@ -390,6 +392,7 @@ class Network final : public WorkerNetwork {
   void OnRouterLost(Router* router, const LinkEnded& ended) {
     router->link = LinkId{0};
     if (stopping_.load()) return;
+    const SteadyTime now = std::chrono::steady_clock::now();
     const std::string name = router->endpoint.in_process ? "of this process" : router->endpoint.address;
     if (ended.why.code() == Code::kFailedPrecondition) {
       spdlog::error("router {} refuses this worker for good: {}", name, ended.why.ToString());
@@ -400,8 +403,12 @@ class Network final : public WorkerNetwork {
     if (ended.was_up) {
       spdlog::warn("router {} lost: {}", name, ended.why.ToString());
       router->backoff = options_.redial_first;
+      router->warn_at = now + kWarnUnreachableEvery;
+    } else if (now >= router->warn_at) {
+      spdlog::warn("router {} cannot be reached: {}; it is tried again until it answers", name, ended.why.ToString());
+      router->warn_at = now + kWarnUnreachableEvery;
     }
-    router->dial_at = std::chrono::steady_clock::now() + router->backoff;
+    router->dial_at = now + router->backoff;
     router->backoff = std::min(2 * router->backoff, options_.redial_most);
   }
 

@@ -75,6 +75,12 @@ TEST_F(CommandLineTest, BadUsageEndsWithTwoAndOneClearLine) {
   ExpectRefused(Run({"bench"}), "bench does not exist yet");
   ExpectRefused(Run({"up", kTiny, "--max-context", "100000", "--state-dir", folder_.path()}),
                 "the model's own limit is 512");
+  ExpectRefused(Run({"up", kTiny, "--max-context", "1"}), "2 is the least");
+  ExpectRefused(Run({"up", kTiny, "--config", folder_.path()}), "cannot be read");
+  ExpectRefused(Run({"tokenize", kTiny, "--batch", folder_.path()}), "cannot be read");
+  ExpectRefused(Run({"complete", "text", "--ids", "5,6"}), "not both");
+  ExpectRefused(Run({"complete", "--ids", ""}), "--ids");
+  ExpectRefused(Run({"complete", "--ids", "5,,6"}), "--ids");
   ExpectRefused(Run({"up", kTiny, "--memory", "1MiB", "--state-dir", folder_.path()}), "does not fit");
 }
 
@@ -117,6 +123,40 @@ TEST_F(CommandLineTest, AServerThatIsNotThereEndsWithOne) {
   const Outcome outcome = Run({"chat", "--server", "127.0.0.1:1", "--message", "hello", "--timeout", "2s"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("127.0.0.1:1"));
+}
+
+TEST_F(CommandLineTest, ACacheOfFewerThanFourBlocksIsRefusedWithTheLeast) {
+  const Outcome outcome =
+      Run({"up", kTiny, "--kv-memory", "1KiB", "--listen", "127.0.0.1:0", "--state-dir", folder_.path()});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("bytes is the least, 4 blocks of 32 tokens"));
+}
+
+TEST_F(CommandLineTest, OutputThatCannotBeWrittenEndsWithOneAndSaysSo) {
+  for (const std::string command :
+       {"tokenize '" + kTiny + "' x", "detokenize '" + kTiny + "' 5", "model inspect '" + kTiny + "'"}) {
+    Process process(folder_, {"/bin/sh", "-c", "exec '" BATON_BINARY "' " + command + " > /dev/full"});
+    EXPECT_EQ(process.Wait(milliseconds(30'000)).value_or(-1), 1) << command;
+    EXPECT_THAT(process.err(), HasSubstr("cannot write to standard output")) << command;
+  }
+}
+
+TEST_F(CommandLineTest, AnEmptyMessageIsAMessage) {
+  const Outcome outcome =
+      Run({"chat", "--server", "127.0.0.1:1", "--message", "", "--timeout", "2s"}, {}, "");
+  EXPECT_EQ(outcome.code, 1) << "standard input, which is empty, would have ended with 0";
+  EXPECT_THAT(outcome.err, HasSubstr("127.0.0.1:1"));
+}
+
+TEST_F(CommandLineTest, AWorkerSaysThatItsRouterIsNotThereAndDrainsAtTheFirstSignal) {
+  Process process(folder_, {BATON_BINARY, "unified", kTiny, "--router", "127.0.0.1:1", "--state-dir",
+                            folder_.path(), "--kv-memory", "16MiB", "--threads", "1"});
+  ASSERT_TRUE(test::Eventually(milliseconds(20'000), [&] {
+    return process.err().find("127.0.0.1:1 cannot be reached") != std::string::npos;
+  })) << process.err();
+  process.Signal(SIGTERM);
+  EXPECT_EQ(process.Wait(milliseconds(20'000)).value_or(-1), 0);
+  EXPECT_THAT(process.err(), HasSubstr("draining, at most 5 s; a second signal ends it at once"));
 }
 
 TEST_F(CommandLineTest, PrintConfigShowsEveryValueWithItsOriginAndReadsBack) {

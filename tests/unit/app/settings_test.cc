@@ -150,6 +150,12 @@ TEST(SettingsTest, ContradictionsAreRefused) {
       {kRouter, {{"listen", "0.0.0.0:8700"}}, "--insecure-listen"},
       {kPrefill, {{"listen", "10.0.0.1:0"}}, "--insecure-listen"},
       {kRouter, {{"name", "a/b"}}, "no '/'"},
+      {kRouter, {{"name", "a b"}}, "printable ASCII"},
+      {kUp, {{"name", "a\nb"}}, "printable ASCII"},
+      {kDecode, {{"name", std::string(65, 'a')}}, "1 to 64"},
+      {kUp, {{"max-context", "1"}}, "2 is the least"},
+      {kComplete, {{"prompt", "x"}, {"ids", "5,6"}}, "not both"},
+      {kComplete, {{"prompt", ""}, {"ids", "5"}}, "not both"},
   };
   for (const Case& c : cases) {
     SettingsInput input = Input(c.command);
@@ -185,6 +191,13 @@ TEST(ValuesTest, SizesTimesAndCoresMeanWhatTheySay) {
   EXPECT_EQ(*ParseCores("3,0-1,1"), (std::vector<int>{0, 1, 3}));
   EXPECT_EQ(ParseHostPort("[::1]:80")->ToString(), "[::1]:80");
   EXPECT_EQ(ParseHostPort("[::1]:80")->host, "::1");
+}
+
+TEST(ValuesTest, TokenIdsAreAllThereOrRefused) {
+  EXPECT_EQ(*ParseTokenIds("1, 2,2147483647"), (std::vector<int32_t>{1, 2, 2147483647}));
+  for (const char* text : {"", "5,,6", "5,", ",5", "-1", "2147483648", "x"}) {
+    EXPECT_FALSE(ParseTokenIds(text).ok()) << text;
+  }
 }
 
 TEST(ValuesTest, NonsenseIsRefused) {

@@ -154,6 +154,19 @@ TEST(LinkCodec, ALongFailureTextIsCutAndTheLinkLives) {
   EXPECT_EQ(std::get<ChildFailed>(std::get<WorkerBatch>(*decoded).events[0]).why.message().size(), kMaxWireText);
 }
 
+TEST(LinkCodec, ANameThatIsNotPlainAsciiIsRefused) {
+  WorkerHello hello;
+  hello.layout.groups = {{KvKind::kFull, 30, 3, 64, DType::kBF16}};
+  hello.num_blocks = {100};
+  for (const auto& [name, good] : std::vector<std::pair<std::string, bool>>{
+           {"decode-0", true}, {"", false}, {"a b", false}, {"a\nb", false}, {"\x1b[2J", false}, {"\u00e9", false}}) {
+    hello.self.process.name = name;
+    wire::WorkerMessage wire;
+    Encode(WorkerMessage(hello), &wire);
+    EXPECT_EQ(Decode(wire).ok(), good) << name;
+  }
+}
+
 TEST(LinkCodec, ALayoutThatOverflowsItsArithmeticIsRefused) {
   WorkerHello hello;
   hello.self.process.name = "p";

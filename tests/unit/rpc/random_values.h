@@ -222,6 +222,10 @@ class Filler {
   template <typename T>
   void Mend(T&) {}
   void MendToken(TokenId& id) { id &= 0x7fffffff; }
+  void Mend(ProcessId& p) {
+    if (p.name.empty()) p.name = "worker";
+    for (char& c : p.name) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
+  }
   void Mend(TokenLogprob& t) { MendToken(t.id); }
   void Mend(OutputToken& t) { MendToken(t.id); }
   void Mend(KvGroup& g) {
@@ -235,7 +239,6 @@ class Filler {
   }
   void Mend(WorkerHello& h) {
     h.num_blocks.resize(h.layout.groups.size());
-    if (h.self.process.name.empty()) h.self.process.name = "worker";
   }
   void Mend(ChildFailed& f) {
     if (f.why.ok()) f.why = InternalError(f.why.message());

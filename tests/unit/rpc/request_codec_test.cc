@@ -199,6 +199,12 @@ TEST(RequestCodec, AnErrorDetailSurvivesAndRubbishIsIgnored) {
   }
 }
 
+TEST(RequestCodec, ALongMessageIsCutBetweenCharacters) {
+  EXPECT_EQ(CutMessage("short", 5), "short");
+  EXPECT_EQ(CutMessage("too long", 6), "too...");
+  EXPECT_EQ(CutMessage("aa\u00e9\u00e9\u00e9", 6), "aa...");  // byte 3 is inside the first character
+}
+
 TEST(RequestCodec, AClusterIsDescribedByNameOrder) {
   ClusterSnapshot snapshot;
   snapshot.front = {"router", {3, 4}};
