@@ -70,16 +70,18 @@ StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const std::string& tls,
 Status UcxContext::Init(const std::string& tls, const std::string& net_devices) {
   ucp_config_t* config = nullptr;
   if (ucs_status_t s = ucp_config_read(nullptr, nullptr, &config); s != UCS_OK) return FromUcx(s, "ucx: config");
-  const char* names = tls == "shm" ? "posix" : tls == "tcp" ? "tcp" : "posix,tcp";
-  std::vector<std::pair<const char*, const char*>> settings = {
-      {"TLS", names}, {"NET_DEVICES", net_devices.c_str()}, {"KEEPALIVE_INTERVAL", "200ms"}};
-  // Otherwise peer error mode silently drops shared memory. With the keepalive above a killed shared-memory peer is
-  // seen in 0.1 s instead of 20 s.
-  if (tls != "tcp") settings.emplace_back("MM_ERROR_HANDLING", "y");
-  // Twice the bandwidth of the default 8 KiB. Through ucp_config_modify the key has no TCP_ before it (the
-  // environment's has); a key that no transport takes is only warned about.
-  if (tls != "shm") settings.emplace_back("TX_SEG_SIZE", "64K");
+  // posix carries the pool and nothing else: peer error mode excludes it from messages as long as MM_ERROR_HANDLING
+  // stays off, and must. A process's shared-memory message queue is one for all senders; a sender that is killed
+  // while it holds an entry stops the queue for good, for every other sender too. TCP connections fail one by one.
+  // TX_SEG_SIZE: twice the bandwidth of the default 8 KiB. Through ucp_config_modify the key has no TCP_ before it
+  // (the environment's has).
+  const std::pair<const char*, const char*> settings[] = {{"TLS", shared_ ? "posix,tcp" : "tcp"},
+                                                          {"NET_DEVICES", net_devices.c_str()},
+                                                          {"MM_ERROR_HANDLING", "n"},
+                                                          {"KEEPALIVE_INTERVAL", "200ms"},
+                                                          {"TX_SEG_SIZE", "64K"}};
   for (const auto& [key, value] : settings) {
+    if (!shared_ && std::string_view(key).starts_with("MM_")) continue;  // UCX warns about keys that nobody takes
     const ucs_status_t s = ucp_config_modify(config, key, value);
     if (s == UCS_OK) continue;
     ucp_config_release(config);

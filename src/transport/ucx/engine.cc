@@ -16,9 +16,6 @@ namespace {
 
 constexpr Duration kSpin = std::chrono::microseconds(20);
 constexpr Duration kNap = std::chrono::milliseconds(1);  // while UCX has something to do but gets nowhere
-// The longest sleep: a killed shared-memory writer can leave a message without its signal (UcxContext::KeepPolled).
-// 20 looks a second cost well under 0.1 % of a core.
-constexpr Duration kLook = std::chrono::milliseconds(50);
 constexpr Duration kShutdown = std::chrono::seconds(2);
 constexpr int kProgressCalls = 64;  // of UCX between two looks at the commands
 
@@ -206,7 +203,7 @@ void UcxEngine::Run() {
 // Waits for UCX, a command or the next deadline. If UCX wants progress rather than to sleep (arm says busy), spins a
 // little first, then naps between looks: a stopped peer can keep it busy for seconds.
 void UcxEngine::Sleep(TimePoint now, bool may_nap) {
-  Duration wait = kLook;
+  Duration wait = std::chrono::hours(1);
   const TimePoint deadline = std::min(writer_->NextDeadline(), reader_->NextDeadline());
   if (deadline != kNever) wait = std::clamp(deadline - now, Duration{}, wait);
   const bool armed = ucp_worker_arm(context_->worker()) == UCS_OK;

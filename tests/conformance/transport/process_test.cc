@@ -186,7 +186,7 @@ TEST_P(ProcessTest, AKilledReaderEndsEveryOpAndItsNextIncarnationIsReached) {
     ASSERT_NE(reader.Expect("arrived"), "");  // under way
     reader.Kill();
     ASSERT_TRUE(here_.WaitFor<Quiesced>(before + kOps));
-    // A direct put into shared memory cannot see the death; then the keepalive reports it a moment later.
+    // A store into shared memory cannot see the death; the connection that carries the notices does.
     ASSERT_TRUE(here_.WaitFor<PeerLost>(round));
     if (!one_sided()) EXPECT_GT(Failed(), 0u);
     here_.transport->Close(reader.id());
@@ -216,6 +216,27 @@ TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
     here_.transport->Close(writer.id());
     ASSERT_TRUE(here_.WaitFor<Severed>(round));
     ASSERT_TRUE(AllAre(here_.pool, std::byte{0}));
+  }
+}
+
+// A sender that dies while it holds an entry of a queue shared by all senders would silence the later ones.
+TEST_P(ProcessTest, WritersKilledInTheMiddleOfTheirNoticesDoNotDeafenTheReader) {
+  StartHere("d");
+  for (uint32_t round = 1; round <= 60; ++round) {
+    PeerProcess writer("p", round, tls(), 0x5A);
+    ASSERT_NE(writer.Expect("descriptor"), "");
+    OpenToHere(writer);
+    const Ticket ticket{here_.id.incarnation, round, 1};
+    here_.transport->Admit(ticket, writer.id(), {0}, {kPool});
+    for (int i = 1; i <= 40; ++i) {
+      writer.Send("post " + std::to_string(i) + " " + std::to_string(round) + " " + Words(here_.id) + " 4096");
+    }
+    ASSERT_TRUE(here_.WaitFor<ChunkArrived>(here_.All<ChunkArrived>().size() + 1));
+    writer.Kill();
+    here_.transport->Retire(ticket);
+    ASSERT_TRUE(here_.WaitFor<Quiet>(round));
+    here_.transport->Close(writer.id());
+    ASSERT_TRUE(here_.WaitFor<Severed>(round));
   }
 }
 
