@@ -32,6 +32,11 @@ class InProcessTarget {
   grpc::Server* server_;
 };
 
+// gRPC 1.51 ends its callback threads with the last channel or server that uses them. Where that one is let go on a
+// callback thread, the thread would join itself and go on with a freed queue ("assertion failed: prior > 0"). So one
+// channel holds them until the process ends. Idempotent; call before the first callback channel or server.
+void KeepCallbackThreads();
+
 struct ChannelSettings {
   size_t max_message_bytes = size_t{16} << 20;
   std::chrono::milliseconds keepalive_time{0};  // 0: no pings

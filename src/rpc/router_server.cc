@@ -137,6 +137,7 @@ class Server final : public RouterServer {
 }  // namespace
 
 StatusOr<std::unique_ptr<RouterServer>> RouterServer::Start(RouterServerOptions options, const Clock* clock) {
+  KeepCallbackThreads();
   auto server = std::make_unique<Server>(std::move(options), clock);
   BATON_RETURN_IF_ERROR(server->Bind());
   return std::unique_ptr<RouterServer>(std::move(server));

@@ -544,6 +544,7 @@ class Network final : public WorkerNetwork {
 }  // namespace
 
 StatusOr<std::unique_ptr<WorkerNetwork>> WorkerNetwork::Listen(WorkerNetworkOptions options) {
+  KeepCallbackThreads();
   auto network = std::make_unique<Network>(std::move(options));
   BATON_RETURN_IF_ERROR(network->Bind());
   return std::unique_ptr<WorkerNetwork>(std::move(network));
