@@ -13,6 +13,7 @@
 
 #include "base/rng.h"
 #include "front/front.h"
+#include "support/seed_share.h"
 #include "text/utf8.h"
 #include "unit/front/front_bench.h"
 
@@ -531,46 +532,46 @@ Sums RunSeeds(uint64_t seeds, Faults faults) {
 }
 
 TEST(FrontProperty, WithoutFaultsEveryRequestEndsWithTheRightAnswer) {
-  const Sums s = RunSeeds(1000, {});
+  const Sums s = RunSeeds(Seeds(1000), {});
   EXPECT_EQ(s.failed, 0u);
-  EXPECT_GT(s.done, 10000u);
-  EXPECT_GT(s.handed_off, 1000u);
-  EXPECT_GT(s.c.duplicates, 1000u);
+  EXPECT_GT(s.done, Seeds(10000));
+  EXPECT_GT(s.handed_off, Seeds(1000));
+  EXPECT_GT(s.c.duplicates, Seeds(1000));
   EXPECT_EQ(s.c.replay_faults + s.c.index_gaps + s.c.replacements, 0u);
 }
 
 TEST(FrontProperty, DeathsNeverChangeAnAnswer) {
-  const Sums s = RunSeeds(1000, {.deaths = true});
-  EXPECT_GT(s.c.replacements, 500u);
-  EXPECT_GT(s.c.adopts, 50u);
+  const Sums s = RunSeeds(Seeds(1000), {.deaths = true});
+  EXPECT_GT(s.c.replacements, Seeds(500));
+  EXPECT_GT(s.c.adopts, Seeds(50));
   EXPECT_EQ(s.c.replay_faults + s.c.index_gaps, 0u);
   EXPECT_LT(s.failed, s.done / 50);
 }
 
 TEST(FrontProperty, CutSessionsNeverChangeAnAnswer) {
-  const Sums s = RunSeeds(1000, {.cuts = true});
-  EXPECT_GT(s.c.replacements, 500u);
+  const Sums s = RunSeeds(Seeds(1000), {.cuts = true});
+  EXPECT_GT(s.c.replacements, Seeds(500));
   EXPECT_LT(s.failed, s.done / 50);
 }
 
 TEST(FrontProperty, FailedHandOffsNeverChangeAnAnswer) {
-  const Sums s = RunSeeds(1000, {.handoffs = true});
-  EXPECT_GT(s.c.adopts, 100u);
-  EXPECT_GT(s.c.replacements, 500u);
+  const Sums s = RunSeeds(Seeds(1000), {.handoffs = true});
+  EXPECT_GT(s.c.adopts, Seeds(100));
+  EXPECT_GT(s.c.replacements, Seeds(500));
   EXPECT_LT(s.failed, s.done / 10);
 }
 
 TEST(FrontProperty, LostRepeatedAndWrongTokensNeverReachAClient) {
-  const Sums s = RunSeeds(1000, {.liars = true});
-  EXPECT_GT(s.c.index_gaps, 100u);
-  EXPECT_GT(s.c.replay_faults, 100u);
-  EXPECT_GT(s.c.finish_faults, 100u);
+  const Sums s = RunSeeds(Seeds(1000), {.liars = true});
+  EXPECT_GT(s.c.index_gaps, Seeds(100));
+  EXPECT_GT(s.c.replay_faults, Seeds(100));
+  EXPECT_GT(s.c.finish_faults, Seeds(100));
 }
 
 TEST(FrontProperty, EverythingAtOnceStillEndsEveryRequestOnce) {
-  const Sums s = RunSeeds(1000, {.deaths = true, .cuts = true, .handoffs = true, .liars = true, .refusals = true});
-  EXPECT_GT(s.c.replacements, 1000u);
-  EXPECT_GT(s.done, 5000u);
+  const Sums s = RunSeeds(Seeds(1000), {.deaths = true, .cuts = true, .handoffs = true, .liars = true, .refusals = true});
+  EXPECT_GT(s.c.replacements, Seeds(1000));
+  EXPECT_GT(s.done, Seeds(5000));
 }
 
 }  // namespace

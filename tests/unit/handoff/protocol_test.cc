@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "handoff/reader_tickets.h"
 #include "handoff/writer_tickets.h"
+#include "support/seed_share.h"
 
 namespace baton {
 namespace {
@@ -331,13 +332,13 @@ struct World {
 
 TEST(HandoffProtocolTest, NoWriteLandsWhereItMayNotAndEveryTicketEnds) {
   int acked = 0;
-  for (uint64_t seed = 0; seed < 1500; ++seed) {
+  for (uint64_t seed = 0; seed < Seeds(1500); ++seed) {
     World world(seed, Rules{});
     world.Run();
     ASSERT_EQ(world.violation, "") << "seed " << seed;
     for (auto& [id, c] : world.children) acked += c.acked;
   }
-  EXPECT_GT(acked, 1000);
+  EXPECT_GT(acked, static_cast<int>(Seeds(1000)));
 }
 
 class WeakenedRule : public testing::TestWithParam<Rule> {};
