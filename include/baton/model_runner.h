@@ -25,8 +25,6 @@ class ModelRunner {
   // Engine thread. Appends what happened since the last call, in order; LayersReady of a step come before
   // its StepResult, counts rising; any of them may be left out (a later one, or the StepResult, implies it).
   virtual void Poll(std::vector<RunnerEvent>* events) = 0;
-  // The sequence will not be named again: forget its last sampled token. Steps in flight are unaffected.
-  virtual void Forget(SequenceId sequence) = 0;
 };
 
 inline constexpr int kMaxStepsInFlight = 2;

@@ -272,11 +272,11 @@ void EngineCore::EndEpochs(const ChildId& id, Epoch epoch, TimePoint now, Outbox
 void EngineCore::PollRunner(TimePoint now, Outbox* out) {
   std::vector<RunnerEvent> events;
   runner_->Poll(&events);
-  for (const RunnerEvent& event : events) {
+  for (RunnerEvent& event : events) {
     if (const auto* ready = std::get_if<LayersReady>(&event)) {
       OnLayers(*ready, now, out);
     } else {
-      OnStepDone(std::get<StepResult>(event), now, out);
+      OnStepDone(std::get<StepResult>(std::move(event)), now, out);
     }
     HandleFacts(now, out);
   }
@@ -296,7 +296,7 @@ void EngineCore::OnLayers(const LayersReady& ready, TimePoint now, Outbox* out) 
   }
 }
 
-void EngineCore::OnStepDone(const StepResult& result, TimePoint now, Outbox* out) {
+void EngineCore::OnStepDone(StepResult result, TimePoint now, Outbox* out) {
   if (const auto it = running_.find(result.id); it != running_.end()) {
     if (result.status.ok() && result.compute > Duration(0)) cost_.Observe(it->second.features, result.compute);
     running_.erase(it);
@@ -305,6 +305,7 @@ void EngineCore::OnStepDone(const StepResult& result, TimePoint now, Outbox* out
   std::vector<LaunchedPart> parts;
   if (const LaunchedStep* step = scheduler_.FindLaunched(result.id)) parts = step->parts;
   const StepOutcome outcome = scheduler_.OnStepDone(result, now);
+  scheduler_.Recycle(std::move(result.plan));
   for (const LaunchedPart& part : parts) {
     const auto it = by_sequence_.find(part.sequence);
     if (it == by_sequence_.end() || !result.status.ok()) continue;
@@ -355,7 +356,6 @@ void EngineCore::HandleFacts(TimePoint now, Outbox* out) {
     }
     for (const Commit& commit : facts.ready) OnReady(commit, now);
     for (const auto& [key, sequence] : facts.lost) {
-      runner_->Forget(sequence);
       by_sequence_.erase(sequence);
       const auto it = children_.find(key.child);
       if (it != children_.end() && it->second.epoch == key.epoch && it->second.sequence == sequence)
@@ -495,7 +495,6 @@ void EngineCore::EndSequence(SequenceId id) {
     counters_.preemptions += s->preemptions;
     scheduler_.End(id);
   }
-  runner_->Forget(id);
 }
 
 EngineCore::ChildMap::iterator EngineCore::FindSequence(SequenceId id) {

@@ -112,7 +112,7 @@ class EngineCore {
   // Results.
   void PollRunner(TimePoint now, Outbox* out);
   void OnLayers(const LayersReady& ready, TimePoint now, Outbox* out);
-  void OnStepDone(const StepResult& result, TimePoint now, Outbox* out);
+  void OnStepDone(StepResult result, TimePoint now, Outbox* out);
   void OnToken(const NewToken& token, TimePoint now, Outbox* out);
   void HandleFacts(TimePoint now, Outbox* out);
   void OnReady(const Commit& commit, TimePoint now);

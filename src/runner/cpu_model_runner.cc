@@ -1,18 +1,21 @@
 #include "runner/cpu_model_runner.h"
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/hash.h"
 #include "baton/check.h"
+#include "baton/sequence_tables.h"
 #include "device/cpu/cpu_device.h"
 #include "runner/forward_pass.h"
 #include "runner/sampler.h"
@@ -27,6 +30,7 @@ constexpr std::string_view kNumerics =
 
 // Inputs of one step, and who is out of it.
 struct StepInputs {
+  std::vector<SequenceTable*> tables;              // [sequence]
   std::vector<TokenId> ids;                        // one per row
   std::vector<Status> status;                      // [sequence]; not ok: computed with placeholders, result unused
   std::vector<uint32_t> wanted;                    // rows whose logits are needed, ascending
@@ -64,7 +68,6 @@ class CpuModelRunner::Core {
       std::lock_guard lock(mutex_);
       BATON_CHECK(in_flight_ < kMaxStepsInFlight, "more steps launched than may be in flight");
       ++in_flight_;
-      ++launched_;
       steps_.push_back(std::move(plan));
     }
     work_.notify_one();
@@ -79,13 +82,6 @@ class CpuModelRunner::Core {
     events_.clear();
   }
 
-  // Takes effect when every step launched so far is done.
-  void Forget(SequenceId sequence) {
-    std::lock_guard lock(mutex_);
-    forgets_.emplace_back(launched_, sequence);
-    if (finished_ == launched_) ApplyForgets();
-  }
-
  private:
   // What the scheduler and the block manager answer for; a fault here is a bug of ours, never a client's.
   void Check(const StepPlan& plan) const {
@@ -93,22 +89,24 @@ class CpuModelRunner::Core {
     BATON_CHECK(rows > 0 && rows <= options_.max_step_tokens, "a step of " + std::to_string(rows) +
                                                                   " tokens, the runner takes 1 to " +
                                                                   std::to_string(options_.max_step_tokens));
-    const auto in_pool = [&](const std::vector<BlockId>& blocks) {
+    const auto in_pool = [&](std::span<const BlockId> blocks) {
       for (const BlockId b : blocks) BATON_CHECK(Index(b) < pool_plan_.num_blocks[0], "a block outside the pool");
     };
     for (const SequenceStep& s : plan.sequences) {
       const uint64_t end = uint64_t{s.first_position} + s.num_tokens;
       BATON_CHECK(s.num_tokens > 0 && end <= decoder_.context_tokens, "a sequence past the model's context");
-      BATON_CHECK(s.inputs.size() == s.num_tokens || (s.inputs.empty() && s.num_tokens == 1), "inputs and num_tokens");
-      BATON_CHECK(s.request != nullptr && s.blocks.size() == 1, "a sequence without request or blocks");
-      BATON_CHECK(s.blocks[0].size() * block_tokens_ >= end, "fewer blocks than positions");
-      in_pool(s.blocks[0]);
+      BATON_CHECK(s.num_inputs == s.num_tokens || (s.num_inputs == 0 && s.num_tokens == 1), "inputs and num_tokens");
+      BATON_CHECK(uint64_t{s.first_input} + s.num_inputs <= plan.inputs.size(), "fewer inputs than the parts name");
     }
-    BATON_CHECK(plan.zero.size() <= 1, "one KV group");
+    BATON_CHECK(plan.zero.size() == 1, "one KV group");
     for (const auto& blocks : plan.zero) in_pool(blocks);
+    for (const TableUpdate& u : plan.updates) {
+      BATON_CHECK(uint64_t{u.first_block} + u.num_blocks <= plan.blocks.size(), "fewer blocks than the updates name");
+    }
+    in_pool(plan.blocks);
     for (const BlockCopy& c : plan.copies) {
       BATON_CHECK(c.group == 0, "one KV group");
-      in_pool({c.from, c.to});
+      in_pool(std::array{c.from, c.to});
     }
   }
 
@@ -119,21 +117,13 @@ class CpuModelRunner::Core {
     while (true) {
       work_.wait(lock, [this] { return stop_ || !steps_.empty(); });
       if (stop_) return;
-      const StepPlan plan = std::move(steps_.front());
+      StepPlan plan = std::move(steps_.front());
       steps_.pop_front();
       lock.unlock();
       StepResult result = RunStep(plan);
+      result.plan = std::move(plan);
       lock.lock();
-      ++finished_;
-      ApplyForgets();
       PushLocked(std::move(result));
-    }
-  }
-
-  void ApplyForgets() {
-    while (!forgets_.empty() && forgets_.front().first <= finished_) {
-      last_tokens_.erase(forgets_.front().second);
-      forgets_.pop_front();
     }
   }
 
@@ -149,9 +139,13 @@ class CpuModelRunner::Core {
     uint32_t row = 0;
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
       const SequenceStep& s = plan.sequences[i];
+      SequenceTable& table = tables_.At(s.sequence);
+      BATON_CHECK(uint64_t{table.blocks[0].size()} * block_tokens_ >= s.first_position + s.num_tokens,
+                  "fewer blocks than positions");
+      in.tables.push_back(&table);
       Status status;
       for (uint32_t t = 0; t < s.num_tokens; ++t) {
-        TokenId id = s.inputs.empty() ? LastToken(s.sequence, &status) : s.inputs[t];
+        TokenId id = s.num_inputs == 0 ? LastToken(table, &status) : plan.inputs[s.first_input + t];
         if (static_cast<uint32_t>(id) >= decoder_.vocab_size) {
           status = InvalidArgumentError("token " + std::to_string(id) + " at position " +
                                         std::to_string(s.first_position + t) + " is not in the vocabulary of " +
@@ -172,20 +166,19 @@ class CpuModelRunner::Core {
   }
 
   // What the step before sampled for this sequence; it may have failed.
-  TokenId LastToken(SequenceId sequence, Status* status) {
-    const auto it = last_tokens_.find(sequence);
-    BATON_CHECK(it != last_tokens_.end(), "no token was sampled for this sequence yet");
-    if (it->second) return *it->second;
+  static TokenId LastToken(const SequenceTable& table, Status* status) {
+    if (table.last_token) return *table.last_token;
     *status = AbortedError("the step before failed for this sequence");
     return 0;
   }
 
   StepResult RunStep(const StepPlan& plan) {
     const auto start = std::chrono::steady_clock::now();
+    tables_.Apply(plan);
     StepInputs in = CollectInputs(plan);
     pass_->PrepareBlocks(plan);
     const bool report = plan.NumTokens() >= options_.min_layer_event_tokens && options_.layers_per_event > 0;
-    pass_->Run(plan, in.ids, in.wanted, [&](uint32_t layers) {
+    pass_->Run(plan, tables_, in.ids, in.wanted, [&](uint32_t layers) {
       if (!report || layers % options_.layers_per_event != 0 || layers == decoder_.num_layers) return;
       std::lock_guard lock(mutex_);
       PushLocked(LayersReady{plan.id, layers});
@@ -198,7 +191,7 @@ class CpuModelRunner::Core {
     StepResult result;
     result.id = plan.id;
     for (size_t i = 0; i < plan.sequences.size(); ++i) {
-      Finish(plan.sequences[i], std::move(in.status[i]), std::move(sampled[i]), &result);
+      Finish(plan.sequences[i], in.tables[i], std::move(in.status[i]), std::move(sampled[i]), &result);
     }
     result.compute = std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now() - start);
     return result;
@@ -211,7 +204,7 @@ class CpuModelRunner::Core {
     if (options_.observe_logits) {
       for (size_t i = 0; i < rows; ++i) {
         const auto& [sequence, position] = in.owner[first + i];
-        options_.observe_logits(plan.sequences[sequence], position, row(i));
+        options_.observe_logits(plan.sequences[sequence].sequence, *in.tables[sequence]->request, position, row(i));
       }
     }
     device_.pool().ParallelFor(rows, 1, [&](size_t begin, size_t end, int worker) {
@@ -219,22 +212,23 @@ class CpuModelRunner::Core {
         const auto& [sequence, position] = in.owner[first + i];
         const SequenceStep& s = plan.sequences[sequence];
         if (!s.sample || position + 1 != s.first_position + s.num_tokens) continue;
-        (*sampled)[sequence] = SampleToken(row(i), *s.request, s.sample_index, &scratch_[static_cast<size_t>(worker)]);
+        (*sampled)[sequence] =
+            SampleToken(row(i), *in.tables[sequence]->request, s.sample_index, &scratch_[static_cast<size_t>(worker)]);
       }
     });
   }
 
-  void Finish(const SequenceStep& s, Status input_status, std::optional<StatusOr<OutputToken>> sampled,
-              StepResult* result) {
+  static void Finish(const SequenceStep& s, SequenceTable* table, Status input_status,
+                     std::optional<StatusOr<OutputToken>> sampled, StepResult* result) {
     Status status = std::move(input_status);
     if (status.ok() && sampled && !sampled->ok()) status = sampled->status();
     if (!status.ok()) {
-      last_tokens_[s.sequence] = std::nullopt;
+      table->last_token.reset();
       result->failed.push_back({s.sequence, std::move(status)});
       return;
     }
     if (!sampled) return;
-    last_tokens_[s.sequence] = (*sampled)->id;
+    table->last_token = (*sampled)->id;
     result->tokens.push_back({s.sequence, s.sample_index, **std::move(sampled)});
   }
 
@@ -245,19 +239,16 @@ class CpuModelRunner::Core {
   const uint32_t block_tokens_;
   const CpuRunnerOptions options_;
 
-  // Step thread. last_tokens_ belongs to it while a step is launched, else to the holder of mutex_.
+  // Step thread.
   const std::unique_ptr<ForwardPass> pass_;
-  std::vector<SamplerScratch> scratch_;                                 // [worker]
-  std::unordered_map<SequenceId, std::optional<TokenId>> last_tokens_;  // nullopt: that step failed for it
+  std::vector<SamplerScratch> scratch_;  // [worker]
+  SequenceTables tables_;
 
   std::mutex mutex_;
   std::condition_variable work_;
-  std::deque<StepPlan> steps_;                           // at most kMaxStepsInFlight
-  std::vector<RunnerEvent> events_;                      // at most (layers + 1) per step in flight
-  std::deque<std::pair<uint64_t, SequenceId>> forgets_;  // after that many finished steps
-  int in_flight_ = 0;                                    // launched and not yet polled as StepResult
-  uint64_t launched_ = 0;
-  uint64_t finished_ = 0;
+  std::deque<StepPlan> steps_;       // at most kMaxStepsInFlight
+  std::vector<RunnerEvent> events_;  // at most (layers + 1) per step in flight
+  int in_flight_ = 0;                // launched and not yet polled as StepResult
   bool stop_ = false;
   std::thread thread_;
 };
@@ -281,7 +272,6 @@ uint64_t CpuModelRunner::WorkspaceBytes(const DecoderDescription& decoder, const
 
 void CpuModelRunner::Launch(StepPlan plan) { core_->Launch(std::move(plan)); }
 void CpuModelRunner::Poll(std::vector<RunnerEvent>* events) { core_->Poll(events); }
-void CpuModelRunner::Forget(SequenceId sequence) { core_->Forget(sequence); }
 
 Hash128 CpuModelRunner::numeric_identity() const { return HashBytes128(std::as_bytes(std::span(kNumerics))); }
 

@@ -29,7 +29,7 @@ struct CpuRunnerOptions {
   Waker* waker = nullptr;  // not owned; woken when there is something to poll
   // Tests: sees every row of logits that the step computes, on the step thread, before sampling. With
   // `observe_all_rows` the head runs for every token of the step, not only for those that sample.
-  std::function<void(const SequenceStep&, uint32_t position, std::span<const float> logits)> observe_logits;
+  std::function<void(SequenceId, const Request&, uint32_t position, std::span<const float> logits)> observe_logits;
   bool observe_all_rows = false;
 };
 
@@ -48,7 +48,6 @@ class CpuModelRunner : public ModelRunner {
 
   void Launch(StepPlan plan) override;
   void Poll(std::vector<RunnerEvent>* events) override;
-  void Forget(SequenceId sequence) override;
 
   // Everything besides the weights that the KV bytes depend on: KV format, arithmetic class of the kernels,
   // version of the numerics. Equal on both ends of a hand-off (S9).

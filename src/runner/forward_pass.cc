@@ -110,11 +110,12 @@ void ForwardPass::PrepareBlocks(const StepPlan& plan) {
   }
 }
 
-void ForwardPass::BuildRows(const StepPlan& plan) {
+void ForwardPass::BuildRows(const StepPlan& plan, const SequenceTables& tables) {
   positions_.clear();
   spans_.clear();
   for (const SequenceStep& s : plan.sequences) {
-    spans_.push_back({s.blocks[0].data(), static_cast<uint32_t>(positions_.size()), s.num_tokens, s.first_position});
+    const BlockId* blocks = tables.At(s.sequence).blocks[0].data();
+    spans_.push_back({blocks, static_cast<uint32_t>(positions_.size()), s.num_tokens, s.first_position});
     for (uint32_t i = 0; i < s.num_tokens; ++i) positions_.push_back(s.first_position + i);
   }
   BATON_CHECK(positions_.size() <= max_rows_, "a step has more tokens than the workspace");
@@ -236,9 +237,9 @@ void ForwardPass::KeepRows(std::span<const uint32_t> wanted) {
   }
 }
 
-void ForwardPass::Run(const StepPlan& plan, std::span<const TokenId> ids, std::span<const uint32_t> wanted,
-                      const std::function<void(uint32_t)>& layer_done) {
-  BuildRows(plan);
+void ForwardPass::Run(const StepPlan& plan, const SequenceTables& tables, std::span<const TokenId> ids,
+                      std::span<const uint32_t> wanted, const std::function<void(uint32_t)>& layer_done) {
+  BuildRows(plan, tables);
   BATON_CHECK(ids.size() == positions_.size(), "one id per row");
   Embed(ids);
   size_t rows = ids.size();

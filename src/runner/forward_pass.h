@@ -12,6 +12,7 @@
 
 #include "baton/kernel_table.h"
 #include "baton/kv_layout.h"
+#include "baton/sequence_tables.h"
 #include "baton/status.h"
 #include "baton/step_plan.h"
 #include "device/cpu/aligned_memory.h"
@@ -31,8 +32,8 @@ class ForwardPass {
   void PrepareBlocks(const StepPlan& plan);
   // Runs all layers. `ids`: one per row, valid, in plan order. `layer_done(n)` after the KV of layers [0, n) is
   // in the pool. Rows outside `wanted` (ascending) get no final hidden state.
-  void Run(const StepPlan& plan, std::span<const TokenId> ids, std::span<const uint32_t> wanted,
-           const std::function<void(uint32_t)>& layer_done);
+  void Run(const StepPlan& plan, const SequenceTables& tables, std::span<const TokenId> ids,
+           std::span<const uint32_t> wanted, const std::function<void(uint32_t)>& layer_done);
   // After Run: logits of `wanted` rows, in pieces; `use(first, logits)` gets rows wanted[first ...], each
   // vocab_size floats, one after another.
   void Logits(size_t num_wanted, const std::function<void(size_t, std::span<const float>)>& use);
@@ -48,7 +49,7 @@ class ForwardPass {
   // Lays out the buffers in `base`, or only counts their bytes when it is null.
   static uint64_t Carve(const DecoderDescription& d, size_t row_bytes, uint32_t max_rows, std::byte* base,
                         Buffers* buffers);
-  void BuildRows(const StepPlan& plan);
+  void BuildRows(const StepPlan& plan, const SequenceTables& tables);
   void ExtendRopeTable(uint32_t positions);
   void Embed(std::span<const TokenId> ids);
   void Attention(uint32_t layer);

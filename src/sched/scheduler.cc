@@ -84,21 +84,22 @@ Status Scheduler::CheckFits(uint32_t blocks, const char* what) const {
   return OkStatus();
 }
 
-std::unique_ptr<Sequence> Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now) {
-  auto s = std::make_unique<Sequence>();
-  s->epoch = epoch;
-  s->arrival = next_arrival_++;
-  s->tokens = request->prompt;
-  for (const OutputToken& t : progress.tokens) s->tokens.push_back(t.id);
-  s->output = progress.tokens;
-  s->delivered = progress.delivered;
-  if (!options_.rules.Holds(Rule::kS8)) s->first_counted = static_cast<uint32_t>(progress.tokens.size());
-  s->root = ChainRoot(options_.weights, options_.numeric, request->cache_salt);
-  s->added = now;
-  s->tables.resize(pool_->num_groups());
-  s->num_zeroed.resize(pool_->num_groups());
-  s->cursors.resize(pool_->num_groups());
-  s->request = std::move(request);
+Sequence Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now) {
+  Sequence s;
+  s.epoch = epoch;
+  s.arrival = next_arrival_++;
+  s.prompt_tokens = static_cast<uint32_t>(request->prompt.size());
+  s.max_known = s.prompt_tokens + request->stop.max_tokens;  // within max_context_tokens
+  s.tokens = request->prompt;
+  for (const OutputToken& t : progress.tokens) s.tokens.push_back(t.id);
+  s.output = progress.tokens;
+  s.delivered = progress.delivered;
+  if (!options_.rules.Holds(Rule::kS8)) s.first_counted = static_cast<uint32_t>(progress.tokens.size());
+  s.root = ChainRoot(options_.weights, options_.numeric, request->cache_salt);
+  s.added = now;
+  s.tables.resize(pool_->num_groups());
+  s.cursors.resize(pool_->num_groups());
+  s.request = std::move(request);
   return s;
 }
 
@@ -120,12 +121,12 @@ StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress
                                   " requests wait, the limit is " + std::to_string(options_.max_waiting) +
                                   "); try again later");
   }
-  std::unique_ptr<Sequence> made = Make(std::move(request), progress, epoch, now);
-  Sequence* s = made.get();
-  s->handoff = handoff;
-  s->id = sequences_.Insert(std::move(made));
-  InsertWaiting(s);
-  return s->id;
+  const SequenceId id = sequences_.Insert(Make(std::move(request), progress, epoch, now));
+  Sequence& s = Get(id);
+  s.id = id;
+  s.handoff = handoff;
+  InsertWaiting(&s);
+  return id;
 }
 
 // ---- reader ----------------------------------------------------------------------------------------
@@ -145,11 +146,10 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   if (active_.size() + num_receiving_ >= options_.max_running) {
     return ResourceExhaustedError("all " + std::to_string(options_.max_running) + " running places are taken");
   }
-  std::unique_ptr<Sequence> made = Make(std::move(request), progress, epoch, now);
-  Sequence* s = made.get();
+  Sequence s = Make(std::move(request), progress, epoch, now);
   const uint32_t granted = pool_->BlocksFor(known);
   const uint32_t total = std::min(granted + 1, peak);
-  std::vector<BlockTable> tables = MatchPrefix(s, static_cast<uint32_t>(known / pool_->block_tokens()));
+  std::vector<BlockTable> tables = MatchPrefix(&s, static_cast<uint32_t>(known / pool_->block_tokens()));
   uint32_t hit = tables[0].size();
   if (!Available(total - hit, AdmissionReserve())) {
     return ResourceExhaustedError(std::to_string(total - hit) +
@@ -166,12 +166,13 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
     const std::vector<BlockId>& b = table.blocks();
     grant.fresh.emplace_back(b.begin() + hit, b.begin() + granted);
   }
-  s->phase = Phase::kReceiving;
-  s->prefill_tokens = static_cast<uint32_t>(known);
-  s->hit_tokens = s->cached_tokens = grant.hit_tokens;
-  s->tables = std::move(tables);
-  s->num_zeroed.assign(s->tables.size(), granted);
-  s->id = grant.sequence = sequences_.Insert(std::move(made));
+  s.phase = Phase::kReceiving;
+  s.prefill_tokens = static_cast<uint32_t>(known);
+  s.hit_tokens = s.cached_tokens = grant.hit_tokens;
+  s.tables = std::move(tables);
+  s.clean_blocks = granted;
+  grant.sequence = sequences_.Insert(std::move(s));
+  Get(grant.sequence).id = grant.sequence;
   ++num_receiving_;
   return grant;
 }
@@ -223,15 +224,12 @@ std::vector<QuarantinedBlocks> Scheduler::Quarantine(SequenceId id) {
 
 // ---- sequences -------------------------------------------------------------------------------------
 
-const Sequence* Scheduler::Find(SequenceId id) const {
-  const std::unique_ptr<Sequence>* s = sequences_.Find(id);
-  return s == nullptr ? nullptr : s->get();
-}
+const Sequence* Scheduler::Find(SequenceId id) const { return sequences_.Find(id); }
 
 Sequence& Scheduler::Get(SequenceId id) {
-  std::unique_ptr<Sequence>* s = sequences_.Find(id);
+  Sequence* s = sequences_.Find(id);
   BATON_CHECK(s != nullptr, "no such sequence");
-  return **s;
+  return *s;
 }
 
 void Scheduler::SetPinned(SequenceId id, bool pinned) { Get(id).pinned = pinned; }
@@ -246,6 +244,7 @@ void Scheduler::End(SequenceId id) {
   if (s.phase == Phase::kWaiting) EraseWaiting(&s);
   if (s.phase != Phase::kFinished) Finish(&s);
   CompactActive();
+  if (s.told) ended_.push_back(id);
   sequences_.Erase(id);
 }
 
@@ -348,11 +347,10 @@ void Scheduler::GiveUpBlocks(Sequence* s) {
       last->left.push_back(std::move(s->tables[g]));
     }
     s->tables[g] = BlockTable();
-    s->num_zeroed[g] = 0;
   }
   ++s->run;
   s->num_computed = s->num_launched = s->steps_in_flight = s->samples_in_flight = 0;
-  s->prefill_tokens = s->hit_tokens = s->num_indexed = 0;
+  s->prefill_tokens = s->hit_tokens = s->num_indexed = s->clean_blocks = s->told_tokens = 0;
   s->stalled = false;
   s->pinned = false;
 }
@@ -430,8 +428,10 @@ void Scheduler::Audit() const {
       for (const LaunchedPart& part : step.parts) parts += part.sequence == s.id && part.run == s.run ? 1 : 0;
     }
     BATON_CHECK(parts == s.steps_in_flight);
+    BATON_CHECK(s.told_tokens == 0 || s.num_launched <= s.told_tokens);
     for (const BlockTable& table : s.tables) {
-      BATON_CHECK(holds ? uint64_t{table.size()} * pool_->block_tokens() >= s.num_launched : table.empty());
+      const uint64_t room = uint64_t{table.size()} * pool_->block_tokens();
+      BATON_CHECK(holds ? room >= std::max(s.num_launched, s.told_tokens) : table.empty());
     }
     if (s.phase == Phase::kComputing || s.phase == Phase::kSending) {
       BATON_CHECK(s.tables[0].size() >= pool_->BlocksFor(s.prefill_tokens), "holds a part and waits");

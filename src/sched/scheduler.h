@@ -137,6 +137,8 @@ class Scheduler {
   // over from its known tokens if this was its first failed step, and fails if it was its second, or if it
   // hands off (layers may have been posted already). result.failed fail by themselves.
   StepOutcome OnStepDone(const StepResult& result, TimePoint now);
+  // A plan that came back: its memory serves a next one.
+  void Recycle(StepPlan plan);
   const LaunchedStep* FindLaunched(StepId id) const;
   const std::deque<LaunchedStep>& launched() const { return launched_; }
   // Whether the sequence still counts on that part.
@@ -158,7 +160,7 @@ class Scheduler {
   // Fn(const Sequence&), in slot order.
   template <typename Fn>
   void ForEach(Fn fn) {
-    sequences_.ForEach([&](SequenceId, const std::unique_ptr<Sequence>& s) { fn(std::as_const(*s)); });
+    sequences_.ForEach([&](SequenceId, const Sequence& s) { fn(s); });
   }
 
   void set_roles(RoleMask roles) { options_.roles = roles; }
@@ -186,15 +188,17 @@ class Scheduler {
   struct Draft {
     StepPlan plan;
     LaunchedStep step;
-    uint32_t tokens_left = 0;   // of max_step_tokens
-    uint32_t prefill_left = 0;  // of max_prefill_tokens
+    std::vector<Sequence*> computing;  // Computing with tokens to launch, by rank
+    bool stalled = false;              // somebody wanted a block and got none
+    uint32_t tokens_left = 0;          // of max_step_tokens
+    uint32_t prefill_left = 0;         // of max_prefill_tokens
   };
   static Rank RankOf(const Sequence& s) { return {-int64_t{s.request->priority}, s.arrival}; }
 
   Status Check(const Request& request, const Progress& progress) const;
   // INVALID_ARGUMENT if a group has fewer than `blocks` blocks in all; `what` says what needs them.
   Status CheckFits(uint32_t blocks, const char* what) const;
-  std::unique_ptr<Sequence> Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
+  Sequence Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
   Sequence& Get(SequenceId id);
   void InsertActive(Sequence* s);
   void InsertWaiting(Sequence* s);
@@ -223,11 +227,12 @@ class Scheduler {
   Sequence* VictimBelow(const Sequence& s);
   void PlanChunk(Sequence* s, Draft* draft);
   void PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft);
+  void TellBlocks(Sequence* s, uint32_t end, Draft* draft);
   void PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now, StepOutcome* outcome);
 
   SchedulerOptions options_;
   BlockPool* pool_;
-  SlotMap<std::unique_ptr<Sequence>, SequenceId> sequences_;
+  SlotMap<Sequence, SequenceId> sequences_;
   std::set<Ranked> waiting_;
   uint64_t waiting_tokens_ = 0;
   uint32_t waiting_preempted_ = 0;
@@ -235,8 +240,13 @@ class Scheduler {
   bool active_dirty_ = false;
   uint32_t num_receiving_ = 0;
   std::deque<LaunchedStep> launched_;
-  std::vector<uint32_t> leaving_;  // [group]: blocks that come back when launched steps are done
+  // Empty lists of steps that are done. Thousands of parts a step are too many to ask the system for every time.
+  std::vector<LaunchedPart> spare_parts_;
+  std::vector<StepPlan> spare_plans_;  // at most max_steps_in_flight + 1
+  std::vector<uint32_t> grow_by_;      // scratch, [group]
+  std::vector<uint32_t> leaving_;      // [group]: blocks that come back when launched steps are done
   std::vector<SequenceId> preempted_;
+  std::vector<SequenceId> ended_;  // the runner knows them still; the next plan tells
   // The head of the queue that found no blocks, the pool's release count and the reserve then: no use to
   // try again before one of them changes.
   SequenceId blocked_head_{};

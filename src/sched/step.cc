@@ -14,10 +14,15 @@ constexpr uint32_t kMaxPreemptions = 2;
 StepPlan Scheduler::Schedule(TimePoint now) {
   if (launched_.size() >= options_.max_steps_in_flight) return {};
   Draft draft;
+  if (!spare_plans_.empty()) {
+    draft.plan = std::move(spare_plans_.back());
+    spare_plans_.pop_back();
+  }
   draft.plan.id = draft.step.id = StepId{next_step_};
   draft.plan.zero.resize(pool_->num_groups());
   draft.step.launched = now;
   draft.plan.sequences.reserve(active_.size());
+  draft.step.parts = std::exchange(spare_parts_, {});
   draft.step.parts.reserve(active_.size());
   draft.tokens_left = options_.max_step_tokens;
   draft.prefill_left = options_.max_prefill_tokens;
@@ -26,10 +31,21 @@ StepPlan Scheduler::Schedule(TimePoint now) {
   PlanDecodes(&draft);
   PlanChunks(&draft);
   Admit(&draft);
-  if (draft.plan.sequences.empty()) return {};
+  if (draft.plan.sequences.empty()) {
+    Recycle(std::move(draft.plan));
+    spare_parts_ = std::move(draft.step.parts);
+    return {};
+  }
+  draft.plan.ended.swap(ended_);
   ++next_step_;
   launched_.push_back(std::move(draft.step));
   return std::move(draft.plan);
+}
+
+void Scheduler::Recycle(StepPlan plan) {
+  if (spare_plans_.size() > options_.max_steps_in_flight) return;
+  plan.Clear();
+  spare_plans_.push_back(std::move(plan));
 }
 
 // A request of higher priority does not wait for lower ones to end: they start over, if that makes room.
@@ -65,19 +81,32 @@ void Scheduler::MakeRoomForHead() {
 
 bool Scheduler::MayDecode(const Sequence& s) const {
   const bool decodes = s.phase == Phase::kRunning || (s.phase == Phase::kSending && !options_.rules.Holds(Rule::kS3));
-  if (!decodes) return false;
   const uint32_t will_know = s.num_known() + s.samples_in_flight;
-  return s.num_launched < will_know && will_know - s.num_prompt() < s.request->stop.max_tokens;
+  return decodes && s.num_launched < will_know && will_know < s.max_known;
 }
 
 void Scheduler::PlanDecodes(Draft* draft) {
+  // Sequences lie apart, and the tables of those that grow were not read for a block's length of steps: each would be
+  // a cache miss of its own.
+  constexpr size_t kAhead = 8;
+  const auto fetch_ahead = [this](size_t i) {
+    if (i + kAhead >= active_.size()) return;
+    const auto* far = reinterpret_cast<const char*>(active_[i + kAhead].sequence);
+    __builtin_prefetch(far, /*rw=*/1);
+    __builtin_prefetch(far + 64, /*rw=*/1);
+    const Sequence& near = *active_[i + kAhead / 2].sequence;
+    if (near.num_launched >= near.told_tokens) __builtin_prefetch(near.tables.data());
+  };
   // Victims rank below the one that needs a block, so none of them is planned yet; they stay listed until
   // the loop is over.
   for (size_t i = 0; i < active_.size() && draft->tokens_left > 0; ++i) {
+    fetch_ahead(i);
     Sequence* s = active_[i].sequence;
     const bool may = MayDecode(*s);
-    s->stalled = may && !EnsureNextBlock(s);
+    s->stalled = may && s->num_launched >= s->told_tokens && !EnsureNextBlock(s);
     if (may && !s->stalled) PlanPart(s, 1, true, draft);
+    draft->stalled |= s->stalled;
+    if (s->phase == Phase::kComputing && s->num_launched < s->num_known()) draft->computing.push_back(s);
   }
   CompactActive();
 }
@@ -87,9 +116,9 @@ bool Scheduler::EnsureNextBlock(Sequence* s) {
   if (std::all_of(s->tables.begin(), s->tables.end(), [&](const BlockTable& t) { return t.size() >= blocks; })) {
     return true;
   }
-  std::vector<uint32_t> count;
-  for (const BlockTable& table : s->tables) count.push_back(table.size() < blocks ? 1 : 0);
-  while (!pool_->Grow(s->tables, count)) {
+  grow_by_.clear();
+  for (const BlockTable& table : s->tables) grow_by_.push_back(table.size() < blocks ? 1 : 0);
+  while (!pool_->Grow(s->tables, grow_by_)) {
     if (AvailableSoon(1, 0)) return false;
     Sequence* victim = VictimBelow(*s);
     if (victim == nullptr) return false;
@@ -122,9 +151,8 @@ Sequence* Scheduler::VictimBelow(const Sequence& s) {
 }
 
 void Scheduler::PlanChunks(Draft* draft) {
-  for (size_t i = 0; i < active_.size() && draft->prefill_left > 0 && draft->tokens_left > 0; ++i) {
-    Sequence* s = active_[i].sequence;
-    if (s->phase == Phase::kComputing && s->num_launched < s->num_known()) PlanChunk(s, draft);
+  for (Sequence* s : draft->computing) {
+    if (draft->prefill_left > 0 && draft->tokens_left > 0) PlanChunk(s, draft);
   }
 }
 
@@ -138,41 +166,58 @@ void Scheduler::PlanChunk(Sequence* s, Draft* draft) {
 }
 
 void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft) {
+  StepPlan& plan = draft->plan;
   const uint32_t first = s->num_launched;
   const uint32_t end = first + num_tokens;
-  SequenceStep part;
+  if (end > s->told_tokens) TellBlocks(s, end, draft);
+  const bool known = first < s->num_known();
+  const uint32_t index = sample ? end - s->num_prompt() - s->first_counted : 0;
+  // Built in place: a copy would wait for the stores before it.
+  SequenceStep& part = plan.sequences.emplace_back();
   part.sequence = s->id;
-  part.request = s->request;
   part.first_position = first;
   part.num_tokens = num_tokens;
-  if (first < s->num_known()) part.inputs.assign(s->tokens.begin() + first, s->tokens.begin() + end);
+  part.first_input = static_cast<uint32_t>(plan.inputs.size());
+  part.num_inputs = known ? num_tokens : 0;
+  part.sample_index = index;
   part.sample = sample;
-  part.sample_index = sample ? end - s->num_prompt() - s->first_counted : 0;
-  const uint32_t blocks = pool_->BlocksFor(end);
-  part.blocks.resize(s->tables.size());
-  for (uint32_t g = 0; g < s->tables.size(); ++g) {
-    const std::vector<BlockId>& table = s->tables[g].blocks();
-    part.blocks[g].assign(table.begin(), table.begin() + blocks);
-    if (s->num_zeroed[g] < blocks) {
-      draft->plan.zero[g].insert(draft->plan.zero[g].end(), table.begin() + s->num_zeroed[g], table.begin() + blocks);
-      s->num_zeroed[g] = blocks;
-    }
-  }
-  draft->step.parts.push_back({s->id, s->run, first, num_tokens, sample, part.sample_index});
-  draft->plan.sequences.push_back(std::move(part));
+  if (known) plan.inputs.insert(plan.inputs.end(), s->tokens.begin() + first, s->tokens.begin() + end);
+  LaunchedPart& launched = draft->step.parts.emplace_back();
+  launched.sequence = s->id;
+  launched.run = s->run;
+  launched.first_position = first;
+  launched.num_tokens = num_tokens;
+  launched.sample = sample;
+  launched.sample_index = index;
   draft->tokens_left -= num_tokens;
   s->num_launched = end;
   s->samples_in_flight += sample ? 1 : 0;
   ++s->steps_in_flight;
   s->last_step = draft->step.id;
-  if (s->first_launch == kNever) s->first_launch = draft->step.launched;
   if (!options_.rules.Holds(Rule::kS9)) IndexComplete(s);
+}
+
+// What the runner lacks for the positions up to `end`: the request, if this run starts, and the next blocks.
+void Scheduler::TellBlocks(Sequence* s, uint32_t end, Draft* draft) {
+  StepPlan& plan = draft->plan;
+  const uint32_t told = s->told_tokens / pool_->block_tokens(), blocks = pool_->BlocksFor(end);
+  plan.updates.push_back(
+      {s->id, told == 0 ? s->request : nullptr, static_cast<uint32_t>(plan.blocks.size()), blocks - told});
+  for (uint32_t g = 0; g < s->tables.size(); ++g) {
+    const std::span<const BlockId> table = s->tables[g].blocks();
+    const auto next = table.subspan(told, blocks - told);
+    plan.blocks.insert(plan.blocks.end(), next.begin(), next.end());
+    const auto fresh = next.subspan(std::min<size_t>(next.size(), s->clean_blocks - std::min(s->clean_blocks, told)));
+    plan.zero[g].insert(plan.zero[g].end(), fresh.begin(), fresh.end());
+  }
+  s->told_tokens = blocks * pool_->block_tokens();
+  s->told = true;
+  if (s->first_launch == kNever) s->first_launch = draft->step.launched;
 }
 
 void Scheduler::Admit(Draft* draft) {
   // Who runs goes first: while one of them lacks a block, nobody new takes any.
-  const bool stalled = std::any_of(active_.begin(), active_.end(), [](const Ranked& r) { return r.sequence->stalled; });
-  while (!stalled && !waiting_.empty() && draft->prefill_left > 0 && draft->tokens_left > 0 &&
+  while (!draft->stalled && !waiting_.empty() && draft->prefill_left > 0 && draft->tokens_left > 0 &&
          active_.size() + num_receiving_ < options_.max_running) {
     Sequence* s = waiting_.begin()->sequence;
     if (!TryAllocate(s)) return;
@@ -201,7 +246,7 @@ bool Scheduler::TryAllocate(Sequence* s) {
   BATON_CHECK(pool_->Grow(tables, std::vector<uint32_t>(tables.size(), need)));
   blocked_head_ = SequenceId{};
   s->tables = std::move(tables);
-  s->num_zeroed.assign(s->tables.size(), hit);
+  s->clean_blocks = hit;
   s->prefill_tokens = s->num_known();
   s->hit_tokens = s->num_computed = s->num_launched = hit * pool_->block_tokens();
   if (!s->WasPreempted()) s->cached_tokens = s->hit_tokens;
@@ -212,11 +257,12 @@ bool Scheduler::TryAllocate(Sequence* s) {
 
 StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
   BATON_CHECK(!launched_.empty() && launched_.front().id == result.id, "a result out of launch order");
-  const LaunchedStep step = std::move(launched_.front());
+  LaunchedStep step = std::move(launched_.front());
   launched_.pop_front();
   for (size_t g = 0; g < step.leaving.size(); ++g) leaving_[g] -= step.leaving[g];
 
   StepOutcome outcome;
+  outcome.tokens.reserve(result.tokens.size());
   auto token = result.tokens.begin();
   auto failed = result.failed.begin();
   for (const LaunchedPart& part : step.parts) {
@@ -230,9 +276,8 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
                   "the runner's tokens do not match the plan");
       sampled = &*token++;
     }
-    std::unique_ptr<Sequence>* held = sequences_.Find(part.sequence);
-    if (held == nullptr || (*held)->run != part.run) continue;  // discarded, see Sequence::run
-    Sequence* s = held->get();
+    Sequence* s = sequences_.Find(part.sequence);
+    if (s == nullptr || s->run != part.run) continue;  // discarded, see Sequence::run
     --s->steps_in_flight;
     if (why == nullptr) {
       PartDone(part, s, sampled, now, &outcome);
@@ -245,6 +290,8 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
     }
   }
   CompactActive();
+  spare_parts_ = std::move(step.parts);
+  spare_parts_.clear();
   return outcome;
 }
 

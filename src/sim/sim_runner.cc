@@ -34,7 +34,12 @@ KvLayout SimLayout(uint32_t block_tokens, uint32_t layers) {
 
 SimRunner::SimRunner(EventLoop* loop, KvLayout layout, KvPoolPlan plan, std::span<std::byte> pool, SimCost cost,
                      std::function<void()> wake)
-    : loop_(loop), layout_(std::move(layout)), plan_(std::move(plan)), pool_(pool), cost_(cost), wake_(std::move(wake)) {}
+    : loop_(loop),
+      layout_(std::move(layout)),
+      plan_(std::move(plan)),
+      pool_(pool),
+      cost_(cost),
+      wake_(std::move(wake)) {}
 
 void SimRunner::Launch(StepPlan plan) {
   BATON_CHECK(queue_.size() < kMaxStepsInFlight, "too many steps in flight");
@@ -50,7 +55,8 @@ void SimRunner::Poll(std::vector<RunnerEvent>* events) {
 void SimRunner::StartNext() {
   if (queue_.empty()) return;
   running_ = true;
-  StepPlan& plan = queue_.front();
+  const StepPlan& plan = queue_.front();
+  tables_.Apply(plan);
   failing_ = std::exchange(fail_next_, OkStatus());
   for (uint32_t g = 0; g < plan.zero.size(); ++g) {
     for (const BlockId block : plan.zero[g]) {
@@ -62,26 +68,22 @@ void SimRunner::StartNext() {
                 pool_.data() + plan_.BlockOffset(layout_, copy.group, copy.from), layout_.BlockBytes(copy.group));
   }
   running_time_ = cost_.step;
+  parts_.clear();
   x_.clear();
   for (const SequenceStep& s : plan.sequences) {
+    parts_.push_back(&tables_.At(s.sequence));
     running_time_ += s.num_tokens == 1 ? cost_.per_decode : cost_.per_prefill_token * s.num_tokens;
     std::vector<uint64_t> row;
     for (uint32_t i = 0; i < s.num_tokens; ++i) {
-      TokenId token;
-      if (s.inputs.empty()) {
-        const auto last = last_sampled_.find(s.sequence);
-        // Forgotten, or its last step failed: nobody will look at this result.
-        token = last == last_sampled_.end() ? 0 : last->second;
-      } else {
-        token = s.inputs[i];
-      }
+      // Without a last token its last step failed: nobody will look at this result.
+      const TokenId token = s.num_inputs == 0 ? parts_.back()->last_token.value_or(0) : plan.inputs[s.first_input + i];
       row.push_back(Embed(token, s.first_position + i));
     }
     x_.push_back(std::move(row));
   }
-  const bool poisoned = on_poison_ && std::any_of(plan.sequences.begin(), plan.sequences.end(), [&](const auto& s) {
-    return s.request->cache_salt == poison_salt_;
-  });
+  const bool poisoned = on_poison_ && std::any_of(parts_.begin(), parts_.end(), [&](const SequenceTable* s) {
+                          return s->request->cache_salt == poison_salt_;
+                        });
   if (poisoned) {
     loop_->After(running_time_ / 2, [this, alive = alive_] {
       if (!*alive) return;
@@ -108,12 +110,12 @@ void SimRunner::ComputeLayer(uint32_t layer) {
   const StepPlan& plan = queue_.front();
   for (size_t n = 0; n < plan.sequences.size(); ++n) {
     const SequenceStep& s = plan.sequences[n];
-    for (uint32_t i = 0; i < s.num_tokens; ++i) Write(s, s.first_position + i, layer, x_[n][i]);
+    for (uint32_t i = 0; i < s.num_tokens; ++i) Write(*parts_[n], s.first_position + i, layer, x_[n][i]);
     uint64_t attended = 0;
-    for (uint32_t q = 0; q < s.first_position; ++q) attended += Attend(Read(s, q, layer), q);
+    for (uint32_t q = 0; q < s.first_position; ++q) attended += Attend(Read(*parts_[n], q, layer), q);
     for (uint32_t i = 0; i < s.num_tokens; ++i) {
       const uint32_t position = s.first_position + i;
-      attended += Attend(Read(s, position, layer), position);
+      attended += Attend(Read(*parts_[n], position, layer), position);
       x_[n][i] = NextLayer(x_[n][i], attended, layer);
     }
   }
@@ -132,30 +134,31 @@ void SimRunner::FinishStep() {
     SampledToken sampled;
     sampled.sequence = s.sequence;
     sampled.index = s.sample_index;
-    sampled.token.id = Choose(*s.request, x_[n].back(), s.sample_index, dialect_);
-    last_sampled_[s.sequence] = sampled.token.id;
+    sampled.token.id = Choose(*parts_[n]->request, x_[n].back(), s.sample_index, dialect_);
+    parts_[n]->last_token = sampled.token.id;
     result.tokens.push_back(std::move(sampled));
   }
+  result.plan = std::move(plan);
   events_.push_back(std::move(result));
   running_ = false;
   StartNext();
   wake_();
 }
 
-std::byte* SimRunner::Slot(const SequenceStep& s, uint32_t position, uint32_t layer, bool value) const {
+std::byte* SimRunner::Slot(const SequenceTable& s, uint32_t position, uint32_t layer, bool value) const {
   const uint32_t bt = layout_.block_tokens;
   return pool_.data() + plan_.BlockOffset(layout_, 0, s.blocks[0][position / bt]) +
          layout_.TileOffset(0, 0, layer, value) + size_t{position % bt} * 8;
 }
 
-uint64_t SimRunner::Read(const SequenceStep& s, uint32_t position, uint32_t layer) const {
+uint64_t SimRunner::Read(const SequenceTable& s, uint32_t position, uint32_t layer) const {
   uint64_t k, v;
   std::memcpy(&k, Slot(s, position, layer, false), 8);
   std::memcpy(&v, Slot(s, position, layer, true), 8);
   return k + 3 * v;
 }
 
-void SimRunner::Write(const SequenceStep& s, uint32_t position, uint32_t layer, uint64_t x) {
+void SimRunner::Write(const SequenceTable& s, uint32_t position, uint32_t layer, uint64_t x) {
   const uint64_t k = x, v = Mix64(x);
   std::memcpy(Slot(s, position, layer, false), &k, 8);
   std::memcpy(Slot(s, position, layer, true), &v, 8);

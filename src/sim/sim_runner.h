@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +14,7 @@
 
 #include "baton/kv_layout.h"
 #include "baton/model_runner.h"
+#include "baton/sequence_tables.h"
 #include "sim/event_loop.h"
 
 namespace baton {
@@ -46,7 +46,6 @@ class SimRunner : public ModelRunner {
 
   void Launch(StepPlan plan) override;
   void Poll(std::vector<RunnerEvent>* events) override;
-  void Forget(SequenceId sequence) override { last_sampled_.erase(sequence); }
 
   // The next step fails with this status instead of computing.
   void FailNextStep(Status status) { fail_next_ = std::move(status); }
@@ -55,9 +54,9 @@ class SimRunner : public ModelRunner {
   void StartNext();
   void ComputeLayer(uint32_t layer);
   void FinishStep();
-  uint64_t Read(const SequenceStep& s, uint32_t position, uint32_t layer) const;
-  void Write(const SequenceStep& s, uint32_t position, uint32_t layer, uint64_t x);
-  std::byte* Slot(const SequenceStep& s, uint32_t position, uint32_t layer, bool value) const;
+  uint64_t Read(const SequenceTable& s, uint32_t position, uint32_t layer) const;
+  void Write(const SequenceTable& s, uint32_t position, uint32_t layer, uint64_t x);
+  std::byte* Slot(const SequenceTable& s, uint32_t position, uint32_t layer, bool value) const;
 
   EventLoop* const loop_;
   const KvLayout layout_;
@@ -67,13 +66,15 @@ class SimRunner : public ModelRunner {
   const std::function<void()> wake_;
   std::deque<StepPlan> queue_;  // front is running
   bool running_ = false;
-  std::vector<std::vector<uint64_t>> x_;  // [sequence of the running step][token]: activations
+  // Of the running step: [sequence], and its activations by token.
+  std::vector<SequenceTable*> parts_;
+  std::vector<std::vector<uint64_t>> x_;
   Status fail_next_, failing_;
   Duration running_time_{};
   uint64_t dialect_ = 0;
   std::string poison_salt_;
   std::function<void()> on_poison_;
-  std::map<SequenceId, TokenId> last_sampled_;
+  SequenceTables tables_;
   std::vector<RunnerEvent> events_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -194,8 +194,8 @@ class InProcessCluster {
     CpuRunnerOptions runner;
     runner.max_step_tokens = options_.max_step_tokens;
     runner.waker = w.mailbox.get();
-    runner.observe_logits = [this](const SequenceStep& s, uint32_t position, std::span<const float> row) {
-      const uint64_t prompt = Hash64(std::as_bytes(std::span(s.request->prompt)));
+    runner.observe_logits = [this](SequenceId, const Request& request, uint32_t position, std::span<const float> row) {
+      const uint64_t prompt = Hash64(std::as_bytes(std::span(request.prompt)));
       const uint64_t digest = Hash64(std::as_bytes(row));
       std::lock_guard lock(logits_mutex_);
       const auto [it, fresh] = logits_.try_emplace({prompt, position}, digest);

@@ -59,6 +59,7 @@ struct TestSequence {
   SequenceId id{};
   RequestPtr request;
   std::vector<BlockId> blocks;
+  uint32_t told = 0;  // leading blocks that the runner knows
   uint32_t computed = 0;
 };
 
@@ -77,8 +78,8 @@ class RunnerHarness {
     runner.waker = &signal_;
     runner.observe_all_rows = options.all_rows;
     if (options.keep_logits) {
-      runner.observe_logits = [this](const SequenceStep& s, uint32_t position, std::span<const float> row) {
-        logits_[{s.sequence, position}].assign(row.begin(), row.end());
+      runner.observe_logits = [this](SequenceId id, const Request&, uint32_t position, std::span<const float> row) {
+        logits_[{id, position}].assign(row.begin(), row.end());
       };
     }
     runner_ = Unwrap(CpuModelRunner::Create(*model_, *device_, layout_, plan_, {pool_.data(), pool_.size()}, runner));
@@ -99,19 +100,21 @@ class RunnerHarness {
   }
   // Blocks come in an order that is not the order of the pool.
   void Free(TestSequence* s) {
-    runner_->Forget(s->id);
+    if (s->told > 0) ended_.push_back(s->id);
+    s->told = 0;
     for (const BlockId b : s->blocks) free_.push_back(b);
     s->blocks.clear();
   }
 
   // Adds `inputs` of `s` (empty: the token sampled last) to the step.
-  void Add(TestSequence* s, std::vector<TokenId> inputs, bool sample, uint32_t index, StepPlan* plan) {
+  void Add(TestSequence* s, const std::vector<TokenId>& inputs, bool sample, uint32_t index, StepPlan* plan) {
     SequenceStep step;
     step.sequence = s->id;
-    step.request = s->request;
     step.first_position = s->computed;
     step.num_tokens = inputs.empty() ? 1 : static_cast<uint32_t>(inputs.size());
-    step.inputs = std::move(inputs);
+    step.first_input = static_cast<uint32_t>(plan->inputs.size());
+    step.num_inputs = static_cast<uint32_t>(inputs.size());
+    plan->inputs.insert(plan->inputs.end(), inputs.begin(), inputs.end());
     step.sample = sample;
     step.sample_index = index;
     s->computed += step.num_tokens;
@@ -123,8 +126,14 @@ class RunnerHarness {
       plan->zero[0].push_back(free_[pick]);
       free_.erase(free_.begin() + static_cast<ptrdiff_t>(pick));
     }
-    step.blocks = {s->blocks};
-    plan->sequences.push_back(std::move(step));
+    const auto num_blocks = static_cast<uint32_t>(s->blocks.size());
+    if (s->told < num_blocks) {
+      plan->updates.push_back({s->id, s->told == 0 ? s->request : nullptr, static_cast<uint32_t>(plan->blocks.size()),
+                               num_blocks - s->told});
+      plan->blocks.insert(plan->blocks.end(), s->blocks.begin() + s->told, s->blocks.end());
+      s->told = num_blocks;
+    }
+    plan->sequences.push_back(step);
   }
 
   StepResult RunStep(StepPlan plan) {
@@ -133,6 +142,7 @@ class RunnerHarness {
   }
   void Launch(StepPlan plan) {
     plan.id = StepId{++next_step_};
+    plan.ended = std::exchange(ended_, {});
     runner_->Launch(std::move(plan));
   }
   StepResult NextResult() {
@@ -200,6 +210,7 @@ class RunnerHarness {
   std::map<std::pair<SequenceId, uint32_t>, std::vector<float>> logits_;
   std::unique_ptr<CpuModelRunner> runner_;
   std::vector<BlockId> free_;
+  std::vector<SequenceId> ended_;
   std::vector<StepResult> results_;
   std::vector<LayersReady> layer_events_;
   uint64_t next_sequence_ = 0;

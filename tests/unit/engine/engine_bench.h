@@ -18,7 +18,6 @@ class ScriptedRunner : public ModelRunner {
     for (RunnerEvent& e : events) out->push_back(std::move(e));
     events.clear();
   }
-  void Forget(SequenceId) override {}
   // The oldest step ends; every sample of it gives `token`.
   void Finish(TokenId token) {
     StepResult result;

@@ -57,15 +57,19 @@ TEST(CpuModelRunner, LayersAreReportedInOrderBeforeTheResultAndNotForSmallSteps)
   EXPECT_EQ(harness.layer_events()[0].id, StepId{1});
 }
 
-TEST(CpuModelRunner, ForgetLeavesStepsInFlightAlone) {
+TEST(CpuModelRunner, AnEndedSequenceIsForgottenBehindTheStepsThatNameIt) {
   RunnerHarness harness(kModel, {});
   TestSequence s = harness.NewSequence(GreedyRequest(Prompt(9), 2));
-  StepPlan prefill, decode;
+  StepPlan prefill, decode, other;
   harness.Add(&s, Prompt(9), true, 0, &prefill);
   harness.Add(&s, {}, true, 1, &decode);
   harness.Launch(std::move(prefill));
   harness.Launch(std::move(decode));
-  harness.runner().Forget(s.id);
+  EXPECT_EQ(harness.NextResult().tokens.size(), 1u);
+  harness.Free(&s);  // the decode may not have begun
+  TestSequence t = harness.NewSequence(GreedyRequest(Prompt(9), 2));
+  harness.Add(&t, Prompt(9), true, 0, &other);
+  harness.Launch(std::move(other));
   EXPECT_EQ(harness.NextResult().tokens.size(), 1u);
   EXPECT_EQ(harness.NextResult().tokens.size(), 1u);
 }

@@ -261,9 +261,9 @@ class World {
     std::set<SequenceId> once;
     for (const SequenceStep& part : plan.sequences) {
       EXPECT_TRUE(once.insert(part.sequence).second);
-      counters_->empty_inputs += part.inputs.empty();
-      EXPECT_LE(part.sample ? part.sample_index + 1 : 0, part.request->stop.max_tokens);
+      counters_->empty_inputs += part.num_inputs == 0;
       const Child& c = live_.at(part.sequence);
+      EXPECT_LE(part.sample ? part.sample_index + 1 : 0, c.request->stop.max_tokens);
       EXPECT_FALSE(c.receiving);
       if (part.first_position + part.num_tokens <= c.request->prompt.size() && !part.sample) prefill += part.num_tokens;
     }
@@ -276,6 +276,7 @@ class World {
     StepResult result = runner_->Done(failed);
     if (testing::Test::HasFailure()) return;
     const StepOutcome outcome = scheduler_->OnStepDone(result, now_);
+    scheduler_->Recycle(std::move(result.plan));
     for (const FailedSequence& f : outcome.failed) {
       EXPECT_TRUE(failed);
       EXPECT_EQ(scheduler_->Find(f.sequence)->phase, Phase::kFinished);

@@ -83,10 +83,10 @@ TEST_F(SchedulerTest, ALongPromptIsComputedInChunksWhileOthersDecode) {
 TEST_F(SchedulerTest, ADecodeIsPlannedAgainWhileItsLastTokenIsInFlight) {
   Open(20, Options());
   const SequenceId a = Add(NewRequest(16, 3));
-  EXPECT_EQ(Launch()[0].inputs.size(), 16u);
+  EXPECT_EQ(Launch()[0].num_inputs, 16u);
   const auto next = Launch();
   ASSERT_EQ(next.size(), 1u);
-  EXPECT_TRUE(next[0].inputs.empty());
+  EXPECT_EQ(next[0].num_inputs, 0u);
   EXPECT_EQ(next[0].first_position, 16u);
   EXPECT_EQ(next[0].sample_index, 1u);
   EXPECT_TRUE(Launch().empty()) << "two steps are in flight";
@@ -96,6 +96,34 @@ TEST_F(SchedulerTest, ADecodeIsPlannedAgainWhileItsLastTokenIsInFlight) {
   EXPECT_TRUE(Launch().empty()) << "nothing is planned past max_tokens";
   EXPECT_EQ(Done().tokens[0].finish, FinishReason::kLength);
   EXPECT_EQ(PhaseOf(a), Phase::kFinished);
+}
+
+TEST_F(SchedulerTest, PlansTellRequestAndBlocksOnceAndTheEndOfWhomTheyNamed) {
+  Open(20, Options());
+  const RequestPtr request = NewRequest(2 * kBlock, 30);
+  const SequenceId a = Add(request);
+  const SequenceId never_ran = Add(NewRequest(5, 3));
+  scheduler->End(never_ran);
+  const auto plan = [&] {
+    StepPlan p = scheduler->Schedule(now);
+    runner->Launch(p);
+    return p;
+  };
+  const StepPlan prompt = plan(), first = plan();
+  ASSERT_EQ(prompt.updates.size(), 1u);
+  EXPECT_EQ(prompt.updates[0].request, request);
+  EXPECT_EQ(prompt.blocks.size(), 2u);
+  ASSERT_EQ(first.updates.size(), 1u);
+  EXPECT_EQ(first.updates[0].request, nullptr);
+  EXPECT_EQ(first.blocks.size(), 1u) << "the block that the decode grows into";
+  Done();
+  EXPECT_TRUE(plan().updates.empty()) << "nothing is new within a block";
+  scheduler->End(a);
+  Add(NewRequest(5, 3, 0, 2));
+  Done();
+  EXPECT_EQ(plan().ended, std::vector<SequenceId>{a});
+  Done();
+  EXPECT_TRUE(plan().ended.empty());
 }
 
 TEST_F(SchedulerTest, BlocksOfAnEndedSequenceStayOwnedUntilItsSurplusStepIsDone) {

@@ -7,11 +7,13 @@
 #include <gtest/gtest.h>
 
 #include <deque>
-#include <map>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "baton/sequence_tables.h"
 #include "kv/block_pool.h"
 #include "sched/scheduler.h"
 
@@ -53,30 +55,35 @@ class ShadowRunner {
   bool busy() const { return !queue_.empty(); }
   // Executes the oldest launched step, as late as can be. failed: nothing of it is written.
   StepResult Done(bool failed) {
-    const StepPlan plan = std::move(queue_.front());
+    StepPlan plan = std::move(queue_.front());
     queue_.pop_front();
+    tables_.Apply(plan);
     StepResult result;
     result.id = plan.id;
+    const std::set<SequenceId> rubbish = std::exchange(rubbish_, {});
     if (failed) {
       result.status = InternalError("the device lost it");
-      // Steps behind it that build on it compute rubbish, which nobody may take.
-      for (StepPlan& later : queue_) {
-        for (SequenceStep& part : later.sequences) {
-          for (const SequenceStep& lost : plan.sequences) {
-            const uint32_t block = lost.first_position / pool_->block_tokens();
-            if (part.sequence == lost.sequence && block < part.blocks[0].size() &&
-                part.blocks[0][block] == lost.blocks[0][block]) {
-              part.request = nullptr;
-            }
-          }
+      // The step already behind it computes rubbish, which nobody may take, for whom it does not start anew.
+      if (!queue_.empty()) {
+        for (const SequenceStep& lost : plan.sequences) rubbish_.insert(lost.sequence);
+        for (const TableUpdate& u : queue_.front().updates) {
+          if (u.request != nullptr) rubbish_.erase(u.sequence);
         }
       }
+      result.plan = std::move(plan);
       return result;
     }
     for (uint32_t g = 0; g < plan.zero.size(); ++g) {
       for (const BlockId b : plan.zero[g]) Zero(g, b);
     }
-    for (const SequenceStep& part : plan.sequences) Execute(part, &result);
+    for (const SequenceStep& part : plan.sequences) {
+      if (!rubbish.contains(part.sequence)) {
+        Execute(plan, part, &result);
+      } else if (part.sample) {
+        result.tokens.push_back({part.sequence, part.sample_index, {}});
+      }
+    }
+    result.plan = std::move(plan);
     return result;
   }
   void Zero(uint32_t group, BlockId block) {
@@ -105,35 +112,34 @@ class ShadowRunner {
   uint64_t* At(uint32_t group, const std::vector<BlockId>& blocks, uint32_t position) {
     return Slot(group, blocks[position / pool_->block_tokens()], position % pool_->block_tokens());
   }
-  void Execute(const SequenceStep& part, StepResult* result) {
-    if (part.request == nullptr) {
-      if (part.sample) result->tokens.push_back({part.sequence, part.sample_index, {}});
-      return;
-    }
+  void Execute(const StepPlan& plan, const SequenceStep& part, StepResult* result) {
+    SequenceTable& table = tables_.At(part.sequence);
+    const Request& request = *table.request;
     const uint32_t end = part.first_position + part.num_tokens;
-    std::vector<TokenId> inputs = part.inputs;
+    const auto begin = plan.inputs.begin() + part.first_input;
+    std::vector<TokenId> inputs(begin, begin + part.num_inputs);
     if (inputs.empty()) {
       ASSERT_EQ(part.num_tokens, 1u);
-      ASSERT_TRUE(last_.contains(part.sequence)) << "an input that nobody sampled";
-      inputs = {last_[part.sequence]};
+      ASSERT_TRUE(table.last_token) << "an input that nobody sampled";
+      inputs = {*table.last_token};
     }
     ASSERT_EQ(inputs.size(), part.num_tokens);
-    ASSERT_EQ(part.blocks.size(), pool_->num_groups());
+    ASSERT_EQ(table.blocks.size(), pool_->num_groups());
     uint64_t history = 0;
-    for (uint32_t g = 0; g < part.blocks.size(); ++g) {
-      const std::vector<BlockId>& blocks = part.blocks[g];
+    for (uint32_t g = 0; g < table.blocks.size(); ++g) {
+      const std::vector<BlockId>& blocks = table.blocks[g];
       ASSERT_EQ(blocks.size(), pool_->BlocksFor(end));
       for (const BlockId b : blocks) ASSERT_GT(pool_->NumReferences(g, b), 0u) << "a launched step names a free block";
       // What it reads: the KV of its own history, whoever wrote it.
-      history = HistoryRoot(*part.request);
+      history = HistoryRoot(request);
       for (uint32_t p = 0; p < part.first_position; ++p) {
-        const TokenId token = KnownToken(*part.request, p);
+        const TokenId token = KnownToken(request, p);
         history = Extend(history, token);
         ASSERT_EQ(*At(g, blocks, p), history) << "reads another's or a stale KV at position " << p;
       }
       for (uint32_t p = part.first_position; p < end; ++p) {
         const TokenId token = inputs[p - part.first_position];
-        ASSERT_EQ(token, KnownToken(*part.request, p)) << "the input at position " << p;
+        ASSERT_EQ(token, KnownToken(request, p)) << "the input at position " << p;
         history = Extend(history, token);
         ASSERT_EQ(*At(g, blocks, p), 0u) << "position " << p << " is written twice, or was not zeroed";
         ASSERT_FALSE(pool_->IsIndexed(g, blocks[p / pool_->block_tokens()])) << "writes a findable block";
@@ -144,9 +150,9 @@ class ShadowRunner {
       }
     }
     if (!part.sample) return;
-    ASSERT_EQ(part.sample_index, end - part.request->prompt.size());
-    const TokenId token = NextToken(*part.request, history);
-    last_[part.sequence] = token;
+    ASSERT_EQ(part.sample_index, end - request.prompt.size());
+    const TokenId token = NextToken(request, history);
+    table.last_token = token;
     result->tokens.push_back({part.sequence, part.sample_index, {token, 0, {}}});
   }
   // The right token at a position, also behind the end of the answer, where a surplus step may look.
@@ -165,7 +171,8 @@ class ShadowRunner {
   const BlockPool* pool_;
   std::vector<std::vector<uint64_t>> slots_;  // [group][block][slot]: history, or 0
   std::deque<StepPlan> queue_;
-  std::map<SequenceId, TokenId> last_;
+  SequenceTables tables_;
+  std::set<SequenceId> rubbish_;  // parts of the next step that build on a lost one
 };
 
 }  // namespace baton
