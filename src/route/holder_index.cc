@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace baton {
+namespace {
+
+constexpr size_t kStride = 16;  // pages
+constexpr size_t kAhead = 16;   // strides that are fetched ahead
+
+}  // namespace
 
 bool HolderIndex::Holders::Insert(Slot slot) {
   if (many) {
@@ -117,31 +123,37 @@ void HolderIndex::DropHolder(Slot slot) {
 
 void HolderIndex::Match(std::span<const Hash128> chain, std::vector<uint32_t>* depth,
                         std::vector<Slot>* touched) const {
-  for (const Slot slot : *touched) {
-    if (slot < depth->size()) (*depth)[slot] = 0;
-  }
-  touched->clear();
   if (depth->size() < logs_.size()) depth->resize(logs_.size(), 0);
+  if (table_.empty()) return;
+  size_t fetched = 0;  // strides, from the chain's start
+  const auto fetch_strides = [&](size_t from) {
+    for (const size_t to = std::min(from + kAhead * kStride, chain.size()); fetched < to; fetched += kStride) {
+      FetchAhead(chain[fetched]);
+    }
+  };
 
   size_t begin = 0;  // first page of a run with one number of holders
   while (begin < chain.size()) {
+    fetch_strides(begin);
     const uint32_t count = Count(chain[begin]);
     if (count == 0) return;
-    // [begin, last] has `count`, `beyond` has not: gallop, then bisect.
-    size_t last = begin, beyond = begin + 1, stride = 1;
+    // [begin, last] has `count`, `beyond` has not (or is the end).
+    size_t last = begin, beyond = std::min((begin / kStride + 1) * kStride, chain.size());
     while (beyond < chain.size() && Count(chain[beyond]) == count) {
       last = beyond;
-      stride *= 2;
-      beyond = std::min(last + stride, chain.size());
+      beyond = std::min(beyond + kStride, chain.size());
+      fetch_strides(beyond);
     }
+    for (size_t page = last + 1; page < beyond; ++page) FetchAhead(chain[page]);
     while (beyond - last > 1) {
       const size_t middle = last + (beyond - last) / 2;
       (Count(chain[middle]) == count ? last : beyond) = middle;
     }
-    for (const Slot slot : Find(chain[last])->all()) {
-      if ((*depth)[slot] != begin) continue;  // it lacks an earlier page
-      if (begin == 0) touched->push_back(slot);
-      (*depth)[slot] = static_cast<uint32_t>(last + 1);
+    const std::span<const Slot> all = Find(chain[last])->all();
+    if (begin == 0) touched->insert(touched->end(), all.begin(), all.end());
+    for (const Slot slot : all) {
+      // Else it lacks an earlier page.
+      if ((*depth)[slot] == begin) (*depth)[slot] = static_cast<uint32_t>(last + 1);
     }
     begin = beyond;
   }

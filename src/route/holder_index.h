@@ -24,11 +24,13 @@ class HolderIndex {
   uint64_t num_pages() const { return num_pages_; }
 
   // Leading pages of the chain that each slot holds, into (*depth)[slot]; slots that hold none keep 0. `touched`
-  // gets the slots with a depth. Both are cleared first; `depth` has room for every slot afterwards.
+  // gets the slots with a depth, behind those of other chains. Before: depth 0 for every slot that may hold a page of
+  // this chain; after: room for every slot.
   //
   // Workers evict leaf first, so that the holders along a chain are nested sets and their number falls: it is
-  // enough to look at the pages where the number changes, found by bisection (a few probes for hundreds of
-  // pages). Where events in flight break the nesting, the depth of a worker is an estimate.
+  // enough to look at the pages where the number changes. They are found by a walk in strides, then by bisection,
+  // and what these will read is fetched ahead: in a large index every page is a cache miss, and waiting for them
+  // one by one is all that a match costs. Where events in flight break the nesting, a depth is an estimate.
   void Match(std::span<const Hash128> chain, std::vector<uint32_t>* depth, std::vector<Slot>* touched) const;
 
  private:
@@ -56,6 +58,11 @@ class HolderIndex {
   };
   size_t Home(const Hash128& page) const { return page.low & (table_.size() - 1); }
   size_t Probe(const Hash128& page) const;  // its entry, or the free one where it belongs
+  void FetchAhead(const Hash128& page) const {
+    const auto* entry = reinterpret_cast<const char*>(&table_[Home(page)]);
+    __builtin_prefetch(entry);
+    __builtin_prefetch(entry + 64);  // a probe runs on into the next line more often than not
+  }
   const Holders* Find(const Hash128& page) const {
     if (table_.empty()) return nullptr;
     const Holders& h = table_[Probe(page)].holders;

@@ -32,23 +32,27 @@ struct Better {
     return at != bt ? at < bt : a.slot < b.slot;
   }
 };
-// The best kBest, unordered.
+// The best kBest, best first.
 class Shortlist {
  public:
   void Offer(const Candidate& c, const Better& better) {
-    if (size_ < kBest) {
-      best_[size_++] = c;
-      if (size_ == kBest) std::make_heap(best_.begin(), best_.end(), better);
-    } else if (better(c, best_[0])) {
-      std::pop_heap(best_.begin(), best_.end(), better);
-      best_.back() = c;
-      std::push_heap(best_.begin(), best_.end(), better);
-    }
+    if (size_ < kBest || c.seconds <= best_[kBest - 1].seconds) Insert(c, better);  // seldom
   }
   std::span<const Candidate> all() const { return {best_.data(), size_}; }
   void clear() { size_ = 0; }
 
  private:
+  void Insert(const Candidate& c, const Better& better) {
+    size_t at = size_;
+    if (size_ < kBest) {
+      ++size_;
+    } else if (!better(c, best_[--at])) {
+      return;
+    }
+    for (; at > 0 && better(c, best_[at - 1]); --at) best_[at] = best_[at - 1];
+    best_[at] = c;
+  }
+
   std::array<Candidate, kBest> best_;
   size_t size_ = 0;
 };
@@ -61,6 +65,7 @@ struct Router::State {
   RouterOptions options;
   Rng rng;
   std::vector<std::optional<WorkerView>> workers;  // by slot
+  std::vector<LoadLine> lines;                     // by slot: workers[slot]->Line(), always
   std::vector<uint32_t> free_slots;
   std::vector<CompatibilityClass> classes;  // who may pair with whom; grows only
   std::map<WorkerId, uint32_t> slot_of;
@@ -74,35 +79,36 @@ struct Router::State {
     bool decode_open = false;
   };
   std::map<std::pair<ChildId, Epoch>, Entry> ledger;
+  void Close(Entry* e);
 
   // Scratch of Place.
   std::vector<uint32_t> depth;  // [slot] leading pages held
   std::vector<HolderIndex::Slot> touched;
 
-  WorkerView* Find(WorkerId id) {
+  const WorkerView* Find(WorkerId id) const {
     const auto it = slot_of.find(id);
     return it == slot_of.end() ? nullptr : &*workers[it->second];
   }
+  // change(WorkerView&), if it is still here.
+  template <typename Fn>
+  void Change(WorkerId id, Fn change) {
+    const auto it = slot_of.find(id);
+    if (it == slot_of.end()) return;
+    change(*workers[it->second]);
+    lines[it->second] = workers[it->second]->Line();
+  }
   uint32_t ClassOf(const WorkerHello& hello);
   void MatchPrefixes(const PlaceQuery& query);
-  bool NamedAway(const WorkerView& w, const std::string& asked) const {
-    return !asked.empty() && w.hello.self.process.name != asked;
-  }
-  bool Excluded(const WorkerView& w, const PlaceQuery& q) const {
-    return w.draining || (q.excluded != nullptr && q.excluded->contains(w.id));
+  bool NamedAway(uint32_t slot, const std::string& asked) const {
+    return !asked.empty() && workers[slot]->hello.self.process.name != asked;
   }
   // The chain counts full pages of the whole prompt; at least one token is always computed.
   uint32_t Cached(uint32_t slot, const PlaceQuery& q) const {
-    const uint32_t held = (slot < depth.size() ? depth[slot] : 0) * kPageTokens;
-    return std::min(held, q.prompt_tokens - 1);
+    return std::min(depth[slot] * kPageTokens, q.prompt_tokens - 1);
   }
   uint32_t ExpectedAnswer(const PlaceQuery& q) const {
     return std::max<uint32_t>(1, std::min(q.answer_tokens, options.expected_answer_tokens));
   }
-  // Seconds until an answer of D's would be decoded, once its KV is there: blocks, steps, what disturbs them.
-  double DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const;
-  double Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds, const PlaceQuery& q) const;
-
   // What one look at every worker gives.
   struct Scan {
     bool anyone_holds = false;  // some worker, fit or not, could hold the request
@@ -116,7 +122,7 @@ struct Router::State {
     double score = kInfinity;
     Placement placement;
   };
-  Choice BestPair(const PlaceQuery& q, TimePoint now, const Better& better);
+  Choice BestPair(const PlaceQuery& q, const Better& better);
   Choice BestLocal(const PlaceQuery& q, TimePoint now);
   Scan scan;  // scratch of Place
 };
@@ -140,12 +146,14 @@ WorkerId Router::AddWorker(const WorkerHello& hello, TimePoint now) {
   if (s.free_slots.empty()) {
     slot = static_cast<uint32_t>(s.workers.size());
     s.workers.emplace_back();
+    s.lines.emplace_back();
   } else {
     slot = s.free_slots.back();
     s.free_slots.pop_back();
   }
   const WorkerId id{s.next_id++};
   s.workers[slot].emplace(id, hello, s.ClassOf(hello), s.options.cost_prior, now);
+  s.lines[slot] = s.workers[slot]->Line();
   s.slot_of.emplace(id, slot);
   return id;
 }
@@ -157,19 +165,21 @@ void Router::RemoveWorker(WorkerId id) {
   const uint32_t slot = it->second;
   s.holders.DropHolder(slot);
   s.workers[slot].reset();
+  s.lines[slot] = {};
   s.free_slots.push_back(slot);
   s.slot_of.erase(it);
 }
 
 void Router::OnHeartbeat(WorkerId id, const Heartbeat& heartbeat, TimePoint now) {
-  if (WorkerView* w = state_->Find(id)) w->OnHeartbeat(heartbeat, now, state_->options.confirm_after);
+  state_->Change(id, [&](WorkerView& w) { w.OnHeartbeat(heartbeat, now, state_->options.confirm_after); });
 }
 
 bool Router::OnCacheEvents(WorkerId id, const CacheEvents& events) {
   State& s = *state_;
-  WorkerView* w = s.Find(id);
-  if (w == nullptr || events.sequence == 0) return true;
-  const uint32_t slot = s.slot_of.at(id);
+  const auto it = s.slot_of.find(id);
+  if (it == s.slot_of.end() || events.sequence == 0) return true;
+  const uint32_t slot = it->second;
+  WorkerView* w = &*s.workers[slot];  // nothing that its line holds changes
   if (events.snapshot) {
     s.holders.DropHolder(slot);
     w->cache_known = true;
@@ -193,93 +203,84 @@ bool Router::OnCacheEvents(WorkerId id, const CacheEvents& events) {
 void Router::State::MatchPrefixes(const PlaceQuery& query) {
   for (const HolderIndex::Slot slot : touched) depth[slot] = 0;
   touched.clear();
+  depth.resize(std::max(depth.size(), lines.size()), 0);
   if (query.pages == nullptr) return;
   // A page's hash covers the numeric identity, so each chain finds only workers of its own kind.
-  std::vector<HolderIndex::Slot> found;
-  for (const auto& [numeric, chain] : *query.pages) {
-    found.clear();
-    holders.Match(chain, &depth, &found);
-    touched.insert(touched.end(), found.begin(), found.end());
-  }
-}
-
-double Router::State::DecodeSeconds(const WorkerView& w, const PlaceQuery& q, TimePoint now, double* step) const {
-  const uint32_t expected = ExpectedAnswer(q);
-  const uint32_t batch = w.running + w.inbound_sequences + 1;
-  const uint64_t context = w.context_tokens + w.inbound_tokens + q.prompt_tokens + expected / 2;
-  *step = w.DecodeStep(batch, context);
-  double seconds = expected * *step;
-  // While its own prompts are computed, an answer there advances at most once a chunk.
-  seconds += w.QueuedSeconds(now);
-  // Blocks that are missing now come free as answers end.
-  const uint32_t need = w.BlocksFor(uint64_t{q.prompt_tokens} + expected), free = w.FreeBlocks();
-  if (free < need) {
-    const double used = std::max<double>(1, static_cast<double>(w.num_blocks) - free);
-    seconds += (need - free) / used * options.expected_answer_tokens * *step * std::max<uint32_t>(1, batch - 1);
-  }
-  return seconds;
-}
-
-double Router::State::Exposed(const WorkerView& d, uint32_t cached_on_d, double prefill_seconds,
-                              const PlaceQuery& q) const {
-  // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
-  const double layers = d.layers;
-  const double bytes = static_cast<double>(q.prompt_tokens - cached_on_d) * d.bytes_per_token;
-  const double hidden = prefill_seconds * (layers - 1) / layers;
-  const double on_wire = bytes / options.link_bytes_per_second;
-  return options.link_latency_seconds + std::max(on_wire - hidden, on_wire / layers);
+  for (const auto& [numeric, chain] : *query.pages) holders.Match(chain, &depth, &touched);
 }
 
 void Router::State::ScanWorkers(const PlaceQuery& q, TimePoint now, const Better& better) {
-  scan.anyone_holds = scan.no_credit = false;
-  scan.soonest = kRetryLater;
   scan.writers.resize(classes.size());
   scan.readers.resize(classes.size());
   for (Shortlist& s : scan.writers) s.clear();
   for (Shortlist& s : scan.readers) s.clear();
-  scan.local = {};
   const bool pairs = q.hint != PlacementHint::kColocated, locals = q.hint != PlacementHint::kDisaggregated;
-  for (uint32_t slot = 0; slot < workers.size(); ++slot) {
-    if (!workers[slot]) continue;
-    const WorkerView& w = *workers[slot];
-    const bool holds = w.Holds(q.prompt_tokens, q.answer_tokens);
-    scan.anyone_holds |= holds;
-    if (Excluded(w, q)) continue;
-    const bool writer = pairs && w.roles.prefill && !NamedAway(w, q.prefill_worker) && w.Holds(q.prompt_tokens, 1);
-    const bool decodes = w.roles.decode && holds && !NamedAway(w, q.decode_worker);
-    if (!writer && !decodes) continue;
-    const double queued = w.QueuedSeconds(now);
-    const uint32_t cached = Cached(slot, q);
-    const double prefill = w.Prefill(q.prompt_tokens - cached, cached);
-    const bool credit = w.CreditsLeft() > 0;
-    if (!credit && (writer || locals)) {
-      scan.no_credit = true;
-      scan.soonest = std::min(scan.soonest, std::max(kRetrySoon, FromSeconds(queued)));
+  const bool picky = q.excluded != nullptr || !q.prefill_worker.empty() || !q.decode_worker.empty();
+  const uint32_t prompt = q.prompt_tokens, expected = ExpectedAnswer(q);
+  const uint64_t all_tokens = uint64_t{prompt} + expected;
+  bool anyone_holds = false, no_credit = false;
+  Duration soonest = kRetryLater;
+  Candidate local;
+  uint32_t work_cached = 0;  // neighbours mostly hold equally much
+  PrefillWork work(prompt, work_cached);
+  for (uint32_t slot = 0; slot < lines.size(); ++slot) {
+    const LoadLine& w = lines[slot];
+    const bool holds = w.Holds(prompt, q.answer_tokens);
+    anyone_holds |= holds;
+    bool writer = pairs && w.prefills && w.Holds(prompt, 1), decodes = w.decodes && holds;
+    if (picky) {
+      const bool out = q.excluded != nullptr && q.excluded->contains(w.id);
+      writer = writer && !out && !NamedAway(slot, q.prefill_worker);
+      decodes = decodes && !out && !NamedAway(slot, q.decode_worker);
     }
-    if (writer && credit) scan.writers[w.compatibility].Offer({slot, queued + prefill}, better);
+    if (!writer && !decodes) continue;
+    const uint32_t cached = Cached(slot, q);
+    if (cached != work_cached) work = PrefillWork(prompt - cached, work_cached = cached);
+    const double queued = w.QueuedSeconds(now), prefill = w.PrefillSeconds(work);
+    if (!w.has_credit && (writer || locals)) {
+      no_credit = true;
+      soonest = std::min(soonest, std::max(kRetrySoon, FromSeconds(queued)));
+    }
+    if (writer && w.has_credit) scan.writers[w.compatibility].Offer({slot, queued + prefill}, better);
     if (!decodes) continue;
-    double step = 0;
-    const double decode = DecodeSeconds(w, q, now, &step);
+    // Until an answer would be decoded here, once its KV is there: steps, what disturbs them, blocks. While prompts
+    // are computed here, an answer advances at most once a chunk.
+    const double step = w.StepSeconds(prompt + expected / 2);
+    const double decode = expected * step + queued + w.WaitForBlocks(all_tokens, options.expected_answer_tokens, step);
     if (pairs && (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id))) {
       scan.readers[w.compatibility].Offer({slot, decode}, better);
     }
     // A prompt computed here holds up every answer that runs here.
-    const double disturbed = 0.1 * (w.running + w.inbound_sequences) * prefill;
-    const Candidate here{slot, decode + prefill + disturbed};
-    if (locals && credit && (scan.local.seconds == kInfinity || better(here, scan.local))) scan.local = here;
+    const Candidate here{slot, decode + prefill + 0.1 * w.answers * prefill};
+    if (locals && w.has_credit && better(here, local)) local = here;
   }
+  scan.anyone_holds = anyone_holds;
+  scan.no_credit = no_credit;
+  scan.soonest = soonest;
+  scan.local = local;
 }
 
-Router::State::Choice Router::State::BestPair(const PlaceQuery& q, TimePoint now, const Better& better) {
+Router::State::Choice Router::State::BestPair(const PlaceQuery& q, const Better& better) {
   Choice best;
   Candidate best_p, best_d;
   for (size_t cls = 0; cls < classes.size(); ++cls) {
-    for (const Candidate& p : scan.writers[cls].all()) {
-      const uint32_t cached = Cached(p.slot, q);
-      const double prefill = workers[p.slot]->Prefill(q.prompt_tokens - cached, cached);
-      for (const Candidate& d : scan.readers[cls].all()) {
+    const std::span<const Candidate> writers = scan.writers[cls].all();
+    std::array<double, kBest> prefill;
+    for (size_t i = 0; i < writers.size(); ++i) {
+      const uint32_t cached = Cached(writers[i].slot, q);
+      prefill[i] = lines[writers[i].slot].PrefillSeconds(PrefillWork(q.prompt_tokens - cached, cached));
+    }
+    for (const Candidate& d : scan.readers[cls].all()) {
+      // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
+      const LoadLine& reader = lines[d.slot];
+      const double on_wire = static_cast<double>(q.prompt_tokens - Cached(d.slot, q)) * reader.bytes_per_token /
+                             options.link_bytes_per_second;
+      const double last_layer = 1.0 / reader.layers;
+      for (size_t i = 0; i < writers.size(); ++i) {
+        const Candidate& p = writers[i];
         if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
-        const double exposed = Exposed(*workers[d.slot], Cached(d.slot, q), prefill, q);
+        const double exposed =
+            options.link_latency_seconds + std::max(on_wire - prefill[i] * (1 - last_layer), on_wire * last_layer);
         const double score = p.seconds + exposed + d.seconds;
         if (score > best.score) continue;
         if (score == best.score && !(better(p, best_p) || (p.slot == best_p.slot && better(d, best_d)))) continue;
@@ -287,17 +288,17 @@ Router::State::Choice Router::State::BestPair(const PlaceQuery& q, TimePoint now
         best_d = d;
         best.score = score;
         best.placement.exposed_seconds = exposed;
-        best.placement.cached_tokens = cached;
+        best.placement.cached_tokens = Cached(p.slot, q);
       }
     }
   }
   if (best.score == kInfinity) return best;
   Placement& out = best.placement;
   out.mode = Placement::Mode::kDisaggregated;
-  out.prefill = workers[best_p.slot]->id;
-  out.decode = workers[best_d.slot]->id;
+  out.prefill = lines[best_p.slot].id;
+  out.decode = lines[best_d.slot].id;
   out.ttft_seconds = best_p.seconds;
-  DecodeSeconds(*workers[best_d.slot], q, now, &out.step_seconds);
+  out.step_seconds = lines[best_d.slot].StepSeconds(q.prompt_tokens + ExpectedAnswer(q) / 2);
   return best;
 }
 
@@ -305,14 +306,14 @@ Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint no
   Choice best;
   best.score = scan.local.seconds;
   if (best.score == kInfinity) return best;
-  const WorkerView& w = *workers[scan.local.slot];
+  const LoadLine& w = lines[scan.local.slot];
   const uint32_t cached = Cached(scan.local.slot, q);
   Placement& out = best.placement;
   out.mode = Placement::Mode::kLocal;
   out.decode = w.id;
-  out.ttft_seconds = w.QueuedSeconds(now) + w.Prefill(q.prompt_tokens - cached, cached);
+  out.ttft_seconds = w.QueuedSeconds(now) + w.PrefillSeconds(PrefillWork(q.prompt_tokens - cached, cached));
   out.cached_tokens = cached;
-  DecodeSeconds(w, q, now, &out.step_seconds);
+  out.step_seconds = w.StepSeconds(q.prompt_tokens + ExpectedAnswer(q) / 2);
   return best;
 }
 
@@ -351,7 +352,7 @@ std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoin
   s.MatchPrefixes(query);
   s.ScanWorkers(query, now, better);
   if (!s.scan.anyone_holds) return Refuse(query);
-  State::Choice pair = s.BestPair(query, now, better), local = s.BestLocal(query, now);
+  State::Choice pair = s.BestPair(query, better), local = s.BestLocal(query, now);
 
   const bool has_pair = pair.score < kInfinity, has_local = local.score < kInfinity;
   if (!has_pair && !has_local) return Refuse(query);
@@ -377,16 +378,13 @@ std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoin
 }
 
 bool Router::HasCredit() const {
-  return std::any_of(state_->workers.begin(), state_->workers.end(), [](const auto& w) {
-    return w && !w->draining && w->CreditsLeft() > 0 && (w->roles.prefill || w->roles.decode);
-  });
+  return std::any_of(state_->lines.begin(), state_->lines.end(),
+                     [](const LoadLine& w) { return w.has_credit && (w.prefills || w.decodes); });
 }
 
 uint64_t Router::LargestRequest() const {
   uint64_t largest = 0;
-  for (const auto& w : state_->workers) {
-    if (w) largest = std::max(largest, w->capacity);
-  }
+  for (const LoadLine& w : state_->lines) largest = std::max(largest, w.capacity);
   return largest;
 }
 
@@ -407,50 +405,55 @@ void Router::Dispatched(ChildId child, Epoch epoch, const Placement& placement, 
   e.placement = placement;
   const bool pair = placement.mode == Placement::Mode::kDisaggregated;
   const uint32_t blocks_ahead = s.ExpectedAnswer(query);
+  const PrefillWork work(query.prompt_tokens - placement.cached_tokens, placement.cached_tokens);
   const auto share = [&](const WorkerView& w, bool prefills, bool decodes) {
     LedgerShare out;
-    if (prefills) out.seconds = w.Prefill(query.prompt_tokens - placement.cached_tokens, placement.cached_tokens);
+    if (prefills) out.seconds = w.Line().PrefillSeconds(work);
     out.sequences = decodes ? 1 : 0;
     out.tokens = decodes ? query.prompt_tokens : 0;
     out.blocks = w.BlocksFor(uint64_t{query.prompt_tokens} + (decodes ? blocks_ahead : 0));
     return out;
   };
-  if (WorkerView* w = s.Find(pair ? placement.prefill : placement.decode)) {
+  s.Change(pair ? placement.prefill : placement.decode, [&](WorkerView& w) {
     e.prefill_open = true;
-    ++w->credits_used;
-    e.expected = w->Expect(share(*w, true, !pair), now);
-  }
-  if (WorkerView* w = pair ? s.Find(placement.decode) : nullptr) {
-    e.decode_share = share(*w, false, true);
-    e.decode_open = true;
-    w->Promise(e.decode_share);
+    ++w.credits_used;
+    e.expected = w.Expect(share(w, true, !pair), now);
+  });
+  if (pair) {
+    s.Change(placement.decode, [&](WorkerView& w) {
+      e.decode_share = share(w, false, true);
+      e.decode_open = true;
+      w.Promise(e.decode_share);
+    });
   }
   BATON_CHECK(s.ledger.emplace(std::pair(child, epoch), std::move(e)).second, "epoch dispatched twice");
 }
 
+// The credit of P, or of the local worker, comes back; what D was promised is D's to report, or nobody's.
+void Router::State::Close(Entry* e) {
+  const bool pair = e->placement.mode == Placement::Mode::kDisaggregated;
+  if (std::exchange(e->prefill_open, false)) {
+    Change(pair ? e->placement.prefill : e->placement.decode, [&](WorkerView& w) {
+      --w.credits_used;
+      w.Forget(e->expected);
+    });
+  }
+  if (std::exchange(e->decode_open, false)) {
+    Change(e->placement.decode, [&](WorkerView& w) { w.Release(e->decode_share); });
+  }
+}
+
 void Router::PrefillEnded(ChildId child, Epoch epoch) {
-  State& s = *state_;
-  const auto it = s.ledger.find({child, epoch});
-  if (it == s.ledger.end() || it->second.placement.mode != Placement::Mode::kDisaggregated) return;
-  State::Entry& e = it->second;
-  WorkerView* p = s.Find(e.placement.prefill);
-  if (p != nullptr && e.prefill_open) --p->credits_used, p->Forget(e.expected);
-  WorkerView* d = s.Find(e.placement.decode);
-  if (d != nullptr && e.decode_open) d->Release(e.decode_share);
-  e.prefill_open = e.decode_open = false;
+  const auto it = state_->ledger.find({child, epoch});
+  if (it == state_->ledger.end() || it->second.placement.mode != Placement::Mode::kDisaggregated) return;
+  state_->Close(&it->second);
 }
 
 void Router::Ended(ChildId child, Epoch epoch) {
-  State& s = *state_;
-  const auto it = s.ledger.find({child, epoch});
-  if (it == s.ledger.end()) return;
-  State::Entry& e = it->second;
-  const bool pair = e.placement.mode == Placement::Mode::kDisaggregated;
-  WorkerView* p = s.Find(pair ? e.placement.prefill : e.placement.decode);
-  if (p != nullptr && e.prefill_open) --p->credits_used, p->Forget(e.expected);
-  WorkerView* d = pair ? s.Find(e.placement.decode) : nullptr;
-  if (d != nullptr && e.decode_open) d->Release(e.decode_share);
-  s.ledger.erase(it);
+  const auto it = state_->ledger.find({child, epoch});
+  if (it == state_->ledger.end()) return;
+  state_->Close(&it->second);
+  state_->ledger.erase(it);
 }
 
 // ---- views --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <utility>
 
@@ -32,10 +33,54 @@ struct LedgerShare {
   uint32_t blocks = 0;  // per group
 };
 
-// Fields that every decision reads come first and own no memory of their own: a thousand views are scanned in
-// microseconds.
+// Compute of prompt tokens behind cached ones, in the units that a worker's coefficients price.
+struct PrefillWork {
+  static constexpr uint32_t kChunk = 512;  // tokens of a step, for the prediction
+  PrefillWork(uint32_t num_tokens, uint32_t cached)
+      : steps((num_tokens + kChunk - 1) / kChunk), tokens(num_tokens), pairs(tokens * (cached + tokens / 2)) {}
+  double steps, tokens, pairs;
+};
+
+// What a decision reads of one worker, worked out whenever the worker changes, and the formulas over it. Two cache
+// lines that own nothing: a thousand of them are scanned in microseconds.
+struct alignas(64) LoadLine {
+  TimePoint idle_at{};     // the queue that it reported is empty then
+  double unconfirmed = 0;  // seconds of prefill, dispatched and not yet reported
+  std::array<double, 3> prefill_cost{};
+  double step = 0;          // seconds of a decode step with one answer more, but for that answer's context
+  double context_cost = 0;  // and of each token of that
+  double answers = 0;       // that run there or are on their way
+
+  WorkerId id{};
+  uint64_t capacity = 0;     // tokens of prompt and answer that fit at all; 0: nobody is here
+  uint64_t free_tokens = 0;  // in free blocks that nobody is on the way to
+  uint32_t free_blocks = 0;
+  uint32_t used_blocks = 1;
+  uint32_t block_tokens = 1;
+  uint32_t compatibility = 0;
+  double bytes_per_token = 0;
+  uint32_t layers = 1;
+  bool prefills = false, decodes = false;  // by its roles, unless it drains
+  bool has_credit = false;
+
+  bool Holds(uint32_t prompt, uint32_t answer) const { return uint64_t{prompt} + answer <= capacity; }
+  double QueuedSeconds(TimePoint now) const {
+    return 1e-9 * static_cast<double>(std::max<Duration>(idle_at - now, Duration(0)).count()) + unconfirmed;
+  }
+  double PrefillSeconds(const PrefillWork& work) const {
+    return prefill_cost[0] * work.steps + prefill_cost[1] * work.tokens + prefill_cost[2] * work.pairs;
+  }
+  double StepSeconds(uint32_t context) const { return step + context_cost * context; }
+  // Blocks for so many tokens that are missing now come free as answers of `typical` tokens end.
+  double WaitForBlocks(uint64_t tokens, uint32_t typical, double step_seconds) const {
+    if (tokens <= free_tokens) return 0;
+    const auto missing = static_cast<double>((tokens + block_tokens - 1) / block_tokens - free_blocks);
+    return missing / used_blocks * typical * step_seconds * std::max(1.0, answers);
+  }
+};
+
 struct WorkerView {
-  static constexpr uint32_t kChunk = 512;  // tokens of a prefill step, for the prediction
+  static constexpr Duration kLongestQueue = std::chrono::hours(1000);  // a peer's number may be anything
 
   WorkerView(WorkerId worker, const WorkerHello& h, uint32_t cls, const CostCoefficients& prior, TimePoint now)
       : id(worker), compatibility(cls), roles(h.roles), cost(prior), heard(now), hello(h) {
@@ -66,7 +111,7 @@ struct WorkerView {
   uint32_t running = 0;
   uint64_t context_tokens = 0;
   CostCoefficients cost;
-  double queued_seconds = 0;  // as last reported
+  Duration queued{};  // as last reported
   TimePoint heard;
   // Dispatched here and not yet in a heartbeat.
   double unconfirmed_seconds = 0;
@@ -80,21 +125,31 @@ struct WorkerView {
   WorkerHello hello;
 
   uint32_t CreditsLeft() const { return credits > credits_used ? credits - credits_used : 0; }
-  bool Holds(uint32_t prompt, uint32_t answer) const { return uint64_t{prompt} + answer <= capacity; }
   uint32_t BlocksFor(uint64_t tokens) const {
     return static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
   }
-  uint32_t FreeBlocks() const { return free_blocks > inbound_blocks ? free_blocks - inbound_blocks : 0; }
-  double QueuedSeconds(TimePoint now) const {
-    return std::max(0.0, queued_seconds - Seconds(now - heard)) + unconfirmed_seconds;
-  }
-  // Compute of `tokens` after `cached` ones, alone here.
-  double Prefill(uint32_t tokens, uint32_t cached) const {
-    const double n = tokens;
-    return cost[0] * ((tokens + kChunk - 1) / kChunk) + cost[1] * n + cost[2] * n * (cached + n / 2);
-  }
-  double DecodeStep(uint32_t batch, uint64_t context) const {
-    return cost[0] + cost[3] * batch + cost[4] * static_cast<double>(context);
+  LoadLine Line() const {
+    LoadLine l;
+    l.idle_at = heard + queued;
+    l.unconfirmed = unconfirmed_seconds;
+    l.prefill_cost = {cost[0], cost[1], cost[2]};
+    const uint32_t now_here = running + inbound_sequences;
+    l.step = cost[0] + cost[3] * (now_here + 1.0) + cost[4] * static_cast<double>(context_tokens + inbound_tokens);
+    l.context_cost = cost[4];
+    l.answers = now_here;
+    l.id = id;
+    l.capacity = capacity;
+    l.free_blocks = free_blocks > inbound_blocks ? free_blocks - inbound_blocks : 0;
+    l.free_tokens = uint64_t{l.free_blocks} * block_tokens;
+    l.used_blocks = std::max(1u, num_blocks - std::min(num_blocks, l.free_blocks));
+    l.block_tokens = block_tokens;
+    l.compatibility = compatibility;
+    l.bytes_per_token = bytes_per_token;
+    l.layers = layers;
+    l.prefills = roles.prefill && !draining;
+    l.decodes = roles.decode && !draining;
+    l.has_credit = CreditsLeft() > 0;
+    return l;
   }
 
   // Work whose command was sent now: the next heartbeats will tell of it. Returns its number, for Forget.
@@ -132,7 +187,7 @@ struct WorkerView {
     draining = h.draining;
     running = h.running;
     context_tokens = h.context_tokens;
-    queued_seconds = std::max(0.0, Seconds(h.queued_work));
+    queued = std::clamp<Duration>(h.queued_work, Duration(0), kLongestQueue);
     free_blocks = h.free_blocks.empty() ? 0 : *std::min_element(h.free_blocks.begin(), h.free_blocks.end());
     if (const auto model = CostModel::Import(h.cost); model.ok()) cost = (*model).coefficients();
     while (!expected_.empty() && expected_.front().at + confirm_after <= now) {
