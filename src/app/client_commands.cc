@@ -106,8 +106,7 @@ int Show(const Settings& settings, const Answer& answer) {
     std::fputs("\n", stdout);
   }
   const int code = FinishOutput(kExitDone);
-  if (settings.Flag("receipt"))
-    std::fputs(ReceiptText(answer.done.usage, answer.done.timings).c_str(), stderr);
+  if (settings.Flag("receipt")) std::fputs(ReceiptText(answer.done.usage, answer.done.timings).c_str(), stderr);
   return code;
 }
 

@@ -63,11 +63,9 @@ void AddOptions(ParsedCommand* command) {
     option->group(GroupOf(spec));
   }
   command->app
-      ->add_option("--config", command->config_file,
-                   "TOML file with options as keys, such as kv-memory = \"2GiB\"")
+      ->add_option("--config", command->config_file, "TOML file with options as keys, such as kv-memory = \"2GiB\"")
       ->type_name("FILE");
-  command->app->add_flag("--print-config", command->print_config,
-                         "print every option with its origin, and stop");
+  command->app->add_flag("--print-config", command->print_config, "print every option with its origin, and stop");
 }
 
 int RunParsed(const ParsedCommand& command) {
@@ -141,12 +139,10 @@ int RunCommandLine(int argc, const char* const* argv) {
   tokenize->add_option("model", arguments.model, "a .gguf file, or a folder with tokenizer.json")->required();
   tokenize->add_option("text", arguments.text, "the text; without it, all of standard input");
   tokenize
-      ->add_option("--batch", arguments.batch,
-                   "one JSON string a line in, one array a line out; - is standard input")
+      ->add_option("--batch", arguments.batch, "one JSON string a line in, one array a line out; - is standard input")
       ->type_name("FILE");
   CLI::App* detokenize = app.add_subcommand("detokenize", "The text of token ids");
-  detokenize->add_option("model", arguments.model, "a .gguf file, or a folder with tokenizer.json")
-      ->required();
+  detokenize->add_option("model", arguments.model, "a .gguf file, or a folder with tokenizer.json")->required();
   detokenize->add_option("ids", arguments.text, "1,2,3")->required();
   CLI::App* model = app.add_subcommand("model", "Look at models on disk");
   model->require_subcommand(1);
@@ -157,8 +153,8 @@ int RunCommandLine(int argc, const char* const* argv) {
   if (argc > 1) {
     for (const char* name : kNotYet) {
       if (std::string_view(argv[1]) == name) {
-        return Fail(kExitUsage, UnimplementedError(std::string(name) +
-                                                   " does not exist yet; baton --help lists what does"));
+        return Fail(kExitUsage,
+                    UnimplementedError(std::string(name) + " does not exist yet; baton --help lists what does"));
       }
     }
     if (argv[1][0] != '-' && !IsCommand(app, argv[1])) {
@@ -171,8 +167,7 @@ int RunCommandLine(int argc, const char* const* argv) {
   } catch (const CLI::Success& success) {  // --help, --version
     return app.exit(success) == 0 ? kExitDone : kExitFailed;
   } catch (const CLI::ParseError& error) {
-    return Fail(kExitUsage,
-                InvalidArgumentError(std::string(error.what()) + " (--help shows what is possible)"));
+    return Fail(kExitUsage, InvalidArgumentError(std::string(error.what()) + " (--help shows what is possible)"));
   }
   if (tokenize->parsed()) return RunTokenize(arguments.model, arguments.text, arguments.batch);
   if (detokenize->parsed()) return RunDetokenize(arguments.model, arguments.text);

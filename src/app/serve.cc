@@ -21,9 +21,7 @@ namespace {
 constexpr std::chrono::milliseconds kWatchStarting{10};
 constexpr std::chrono::milliseconds kWatchRunning{500};
 
-std::chrono::milliseconds Milliseconds(Duration d) {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(d);
-}
+std::chrono::milliseconds Milliseconds(Duration d) { return std::chrono::duration_cast<std::chrono::milliseconds>(d); }
 
 // Says who joins and who leaves a router, and when it has all that it waits for.
 class MembershipLines {
@@ -59,8 +57,8 @@ class MembershipLines {
   ClusterSnapshot Snapshot() {
     auto answer = std::make_shared<std::promise<ClusterSnapshot>>();
     auto future = answer->get_future();
-    const bool asked = server_->front().Query(
-        [answer](const Front& front, TimePoint now) { answer->set_value(front.Snapshot(now)); });
+    const bool asked =
+        server_->front().Query([answer](const Front& front, TimePoint now) { answer->set_value(front.Snapshot(now)); });
     if (!asked || future.wait_for(std::chrono::seconds(1)) != std::future_status::ready) return {};
     return future.get();
   }
@@ -72,14 +70,11 @@ class MembershipLines {
   bool complete_ = false;
 };
 
-EventLines EventsOf(const Settings& settings) {
-  return EventLines(static_cast<int>(settings.Integer("status-fd")));
-}
+EventLines EventsOf(const Settings& settings) { return EventLines(static_cast<int>(settings.Integer("status-fd"))); }
 
 void SayChatProblem(const ModelSource& source) {
   if (!source.chat_problem.empty()) {
-    spdlog::warn("chat requests are refused: the model's chat template cannot be used: {}",
-                 source.chat_problem);
+    spdlog::warn("chat requests are refused: the model's chat template cannot be used: {}", source.chat_problem);
   }
 }
 
@@ -178,8 +173,7 @@ int RunWorker(const Settings& settings) {
   file->reset();
   events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + settings.Text("router"));
   signals.Wait();
-  if (auto refused = refusal.get_future();
-      refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+  if (auto refused = refusal.get_future(); refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
     (*worker)->Stop();
     return Fail(kExitFailed, refused.get().Annotate("refused by the router"));
   }

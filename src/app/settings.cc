@@ -190,19 +190,16 @@ StatusOr<Settings> Settings::Resolve(const SettingsInput& input) {
 
 void Settings::CheckTogether(std::vector<std::string>* problems) const {
   if ((command_ & kServes) != 0) {
-    if (Text("model").empty())
-      problems->push_back("a MODEL is needed: a .gguf file, or a folder with safetensors");
+    if (Text("model").empty()) problems->push_back("a MODEL is needed: a .gguf file, or a folder with safetensors");
     const HostPort listen = Address("listen");
     if (!IsLoopback(listen.host) && !Flag("insecure-listen")) {
-      problems->push_back(
-          Get("listen").where + ": " + listen.host +
-          " can be reached from other machines, and there is no encryption yet; add --insecure-listen "
-          "to serve there all the same");
+      problems->push_back(Get("listen").where + ": " + listen.host +
+                          " can be reached from other machines, and there is no encryption yet; add --insecure-listen "
+                          "to serve there all the same");
     }
     // The supervisor's children are called after it.
     const size_t longest = Integer("status-fd") >= 0 ? 128 : 64;
-    if (Text("name").size() > longest || !IsPlainWord(Text("name")) ||
-        Text("name").find('/') != std::string::npos) {
+    if (Text("name").size() > longest || !IsPlainWord(Text("name")) || Text("name").find('/') != std::string::npos) {
       problems->push_back(Get("name").where + ": 1 to " + std::to_string(longest) +
                           " printable ASCII characters, no spaces and no '/'");
     }
@@ -217,9 +214,8 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
   if ((command_ & kComputes) != 0) {
     const int64_t cores = static_cast<int64_t>(Cores("cores").size());
     if (cores > 0 && Integer("threads") > cores) {
-      problems->push_back(Get("threads").where + ": " + std::to_string(Integer("threads")) +
-                          " threads, but " + Get("cores").where + " gives " + std::to_string(cores) +
-                          " cores");
+      problems->push_back(Get("threads").where + ": " + std::to_string(Integer("threads")) + " threads, but " +
+                          Get("cores").where + " gives " + std::to_string(cores) + " cores");
     }
     if (Integer("max-step-tokens") <= Integer("max-running")) {
       problems->push_back(Get("max-step-tokens").where + ": " + Text("max-step-tokens") +
@@ -228,13 +224,12 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
     }
     const uint64_t memory = Bytes("memory");
     if (memory != 0 && Bytes("kv-memory") >= memory) {
-      problems->push_back(Get("kv-memory").where + ": " + Text("kv-memory") +
-                          " leaves nothing of the memory (" + Text("memory") + ") for weights");
+      problems->push_back(Get("kv-memory").where + ": " + Text("kv-memory") + " leaves nothing of the memory (" +
+                          Text("memory") + ") for weights");
     }
   }
   if ((command_ & kWorkers) != 0 && Text("transport") == "local") {
-    problems->push_back(Get("transport").where +
-                        ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
+    problems->push_back(Get("transport").where + ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
   }
   if (command_ == kUp) {
     const bool split = Integer("prefill") > 0 || Integer("decode") > 0;
@@ -261,18 +256,14 @@ const Settings::Value& Settings::Get(std::string_view name) const {
 }
 
 const std::string& Settings::Text(std::string_view name) const { return Get(name).text; }
-bool Settings::Given(std::string_view name) const {
-  return !Text(name).empty() || OriginOf(name) == Origin::kFlag;
-}
+bool Settings::Given(std::string_view name) const { return !Text(name).empty() || OriginOf(name) == Origin::kFlag; }
 bool Settings::Flag(std::string_view name) const { return *ParseFlag(Text(name)); }
 int64_t Settings::Integer(std::string_view name) const { return *ParseInteger(Text(name)); }
 double Settings::Real(std::string_view name) const { return *ParseReal(Text(name)); }
 uint64_t Settings::Bytes(std::string_view name) const { return *ParseBytes(Text(name)); }
 Duration Settings::Time(std::string_view name) const { return *ParseDuration(Text(name)); }
 HostPort Settings::Address(std::string_view name) const { return *ParseHostPort(Text(name)); }
-std::vector<std::string> Settings::Addresses(std::string_view name) const {
-  return SplitList(Text(name), ',');
-}
+std::vector<std::string> Settings::Addresses(std::string_view name) const { return SplitList(Text(name), ','); }
 std::vector<int> Settings::Cores(std::string_view name) const { return *ParseCores(Text(name)); }
 Origin Settings::OriginOf(std::string_view name) const { return Get(name).origin; }
 

@@ -78,8 +78,7 @@ class Supervisor {
     for (const int s : {SIGCHLD, SIGTERM, SIGINT}) sigaddset(&set, s);
     sigprocmask(SIG_BLOCK, &set, nullptr);
     signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signal_fd_ < 0)
-      return Fail(kExitFailed, InternalError(std::string("signalfd: ") + std::strerror(errno)));
+    if (signal_fd_ < 0) return Fail(kExitFailed, InternalError(std::string("signalfd: ") + std::strerror(errno)));
     PlanAll("");
     children_.front().start_at = Now();
     while (!Over()) {
@@ -214,8 +213,8 @@ class Supervisor {
       workers_begun_ = true;
     } else if (line == kAllJoinedLine) {
       was_ready_ = true;
-      Say("baton is ready on " + listen_ + ": " + settings_.Text("prefill") + " prefill, " +
-          settings_.Text("decode") + " decode");
+      Say("baton is ready on " + listen_ + ": " + settings_.Text("prefill") + " prefill, " + settings_.Text("decode") +
+          " decode");
     }
   }
 
@@ -306,9 +305,8 @@ class Supervisor {
 // What the user set and the child's command knows as well.
 void PassOn(const Settings& settings, uint32_t command, std::vector<std::string>* out) {
   for (const OptionSpec& spec : AllOptions()) {
-    const bool own = spec.name == "model" || spec.name == "listen" || spec.name == "name" ||
-                     spec.name == "cores" || spec.name == "threads" || spec.name == "prefill" ||
-                     spec.name == "decode" || spec.hidden;
+    const bool own = spec.name == "model" || spec.name == "listen" || spec.name == "name" || spec.name == "cores" ||
+                     spec.name == "threads" || spec.name == "prefill" || spec.name == "decode" || spec.hidden;
     if (own || (spec.commands & kUp) == 0 || (spec.commands & command) == 0) continue;
     if (settings.OriginOf(spec.name) == Origin::kDefault) continue;
     if (spec.kind != OptionKind::kFlag) {
@@ -369,8 +367,7 @@ std::vector<ChildPlan> PlanChildren(const Settings& settings, const std::vector<
     const std::vector<int>& share = shares[static_cast<size_t>(i)];
     if (!share.empty()) arguments.insert(arguments.end(), {"--cores", CoreText(share)});
     int threads = static_cast<int>(settings.Integer("threads"));
-    if (threads == 0)
-      threads = share.empty() ? std::max(1, usable / workers) : static_cast<int>(share.size());
+    if (threads == 0) threads = share.empty() ? std::max(1, usable / workers) : static_cast<int>(share.size());
     arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
     PassOn(settings, is_prefill ? kPrefill : kDecode, &arguments);
     out.push_back(std::move(child));

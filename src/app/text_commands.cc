@@ -47,8 +47,7 @@ Status PrintBatch(const BpeTokenizer& tokenizer, std::istream& in, const std::st
   return OkStatus();
 }
 
-int Finish(const Status& status) { return FinishOutput(status.ok() ? kExitDone : Fail(kExitUsage, status));
-}
+int Finish(const Status& status) { return FinishOutput(status.ok() ? kExitDone : Fail(kExitUsage, status)); }
 
 }  // namespace
 
@@ -81,8 +80,7 @@ int RunDetokenize(const std::string& model, const std::string& ids_text) {
   }
   for (const TokenId id : ids) {
     if (id < (*tokenizer)->vocab_size()) continue;
-    return Fail(kExitUsage, InvalidArgumentError("token " + std::to_string(id) +
-                                                 " is not in the vocabulary of " +
+    return Fail(kExitUsage, InvalidArgumentError("token " + std::to_string(id) + " is not in the vocabulary of " +
                                                  std::to_string((*tokenizer)->vocab_size())));
   }
   const std::string text = Decode(**tokenizer, ids, false) + "\n";

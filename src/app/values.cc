@@ -18,8 +18,7 @@ std::string_view Trim(std::string_view text) {
 
 // A non-negative decimal number and what follows it.
 bool SplitNumber(std::string_view text, double* number, std::string_view* unit) {
-  const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), *number, std::chars_format::fixed);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number, std::chars_format::fixed);
   if (error != std::errc() || *number < 0 || !std::isfinite(*number)) return false;
   *unit = Trim(text.substr(static_cast<size_t>(end - text.data())));
   return true;
@@ -97,11 +96,9 @@ StatusOr<std::vector<int>> ParseCores(std::string_view text) {
   for (const std::string& piece : SplitList(text, ',')) {
     const size_t dash = piece.find('-');
     const auto first = ParseInteger(std::string_view(piece).substr(0, dash));
-    const auto last =
-        dash == std::string::npos ? first : ParseInteger(std::string_view(piece).substr(dash + 1));
+    const auto last = dash == std::string::npos ? first : ParseInteger(std::string_view(piece).substr(dash + 1));
     if (!first.ok() || !last.ok() || *first < 0 || *last < *first || *last > 4095) {
-      return InvalidArgumentError(Quoted(piece) +
-                                  " is not a core or a range of cores such as 0-3 (0 to 4095)");
+      return InvalidArgumentError(Quoted(piece) + " is not a core or a range of cores such as 0-3 (0 to 4095)");
     }
     for (int64_t core = *first; core <= *last; ++core) cores.insert(static_cast<int>(core));
   }
@@ -126,9 +123,7 @@ StatusOr<HostPort> ParseHostPort(std::string_view text) {
   } else if (host.find(':') != std::string_view::npos) {
     return InvalidArgumentError(Quoted(text) + ": write an IPv6 address in brackets, [::1]:8700");
   }
-  const auto odd = [](char c) {
-    return c <= ' ' || c == '/' || c == ',' || c == '[' || c == ']' || c == 127;
-  };
+  const auto odd = [](char c) { return c <= ' ' || c == '/' || c == ',' || c == '[' || c == ']' || c == 127; };
   if (std::any_of(host.begin(), host.end(), odd)) return bad;
   return HostPort{std::string(host), static_cast<uint16_t>(*port)};
 }

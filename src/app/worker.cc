@@ -64,8 +64,7 @@ StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file,
   request.max_auto_kv_bytes = kMostAutoKvBytes;
   const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
   if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
-    const uint64_t one_context =
-        uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
+    const uint64_t one_context = uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
     request.max_auto_kv_bytes = std::max(kLeastSharedAutoKvBytes, one_context);
     if (const uint64_t room = SharedMemoryRoom(); room != 0) {
       const auto usable = static_cast<uint64_t>(static_cast<double>(room) * kShareOfSharedMemory) / share;
@@ -96,8 +95,7 @@ CostCoefficients ColdCost(const DecoderDescription& d, const MemoryPlan& memory,
   return PriorFor(shape);
 }
 
-StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, const WorkerSetup& setup,
-                                                     Waker* waker) {
+StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, const WorkerSetup& setup, Waker* waker) {
   if (setup.alone) {
     return std::unique_ptr<KvTransport>(
         std::make_unique<LocalTransport>(LocalFabric(), LocalOptions{.self = setup.self}, waker));
@@ -113,8 +111,7 @@ StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, c
 }
 
 EngineOptions MakeEngineOptions(const Settings& settings, const ModelFile& file, const WorkerSetup& setup,
-                                const WorkerShape& shape, const std::string& pair_address,
-                                const Hash128& numeric) {
+                                const WorkerShape& shape, const std::string& pair_address, const Hash128& numeric) {
   EngineOptions out;
   const auto max_running = static_cast<uint32_t>(settings.Integer("max-running"));
   out.self = {setup.self, pair_address};
@@ -143,8 +140,7 @@ class CpuWorker : public Worker {
  public:
   ~CpuWorker() override { Stop(); }
 
-  Status Build(const Settings& settings, const ModelFile& file, const WorkerSetup& setup,
-               EventLines* events) {
+  Status Build(const Settings& settings, const ModelFile& file, const WorkerSetup& setup, EventLines* events) {
     WorkerNetworkOptions network;
     network.listen = setup.alone ? "" : settings.Text("listen");
     if (!setup.alone) network.advertise = settings.Text("advertise");
@@ -162,26 +158,25 @@ class CpuWorker : public Worker {
     device.kernels = settings.Text("kernels");
     BATON_ASSIGN_OR_RETURN(device_, CpuDevice::Create(device));
     BATON_ASSIGN_OR_RETURN(transport_, MakeTransport(settings, setup, &inlet_));
-    BATON_ASSIGN_OR_RETURN(const std::span<std::byte> pool,
-                           transport_->AllocatePool(shape.memory.pool.total_bytes));
+    BATON_ASSIGN_OR_RETURN(const std::span<std::byte> pool, transport_->AllocatePool(shape.memory.pool.total_bytes));
 
     LoadProgressLine progress(events);
     file.Prefetch();
     BATON_ASSIGN_OR_RETURN(model_, LoadedModel::Load(file, device_->pool(), progress.Callback()));
     progress.Done();
     shape.runner.waker = &inlet_;
-    BATON_ASSIGN_OR_RETURN(runner_, CpuModelRunner::Create(*model_, *device_, shape.memory.layout,
-                                                           shape.memory.pool, pool, shape.runner));
-    EngineOptions engine = MakeEngineOptions(settings, file, setup, shape, network_->pair_address(),
-                                             runner_->numeric_identity());
+    BATON_ASSIGN_OR_RETURN(
+        runner_, CpuModelRunner::Create(*model_, *device_, shape.memory.layout, shape.memory.pool, pool, shape.runner));
+    EngineOptions engine =
+        MakeEngineOptions(settings, file, setup, shape, network_->pair_address(), runner_->numeric_identity());
     BATON_RETURN_IF_ERROR(Validate(engine.scheduler));
     core_ = std::make_unique<EngineCore>(std::move(engine), runner_.get(), transport_.get());
     thread_ = std::make_unique<EngineThread>(core_.get(), &inlet_, &clock_,
                                              [this](Outbox&& out) { network_->Deliver(std::move(out)); });
     network_->Start(&inlet_);
     thread_->Start();
-    spdlog::info("{} serves with {} kernels, {} thread(s), transport {}", ToString(setup.self),
-                 device_->kernels().name, shape.threads, transport_->name());
+    spdlog::info("{} serves with {} kernels, {} thread(s), transport {}", ToString(setup.self), device_->kernels().name,
+                 shape.threads, transport_->name());
     return OkStatus();
   }
 
@@ -217,8 +212,8 @@ class CpuWorker : public Worker {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Worker>> Worker::Start(const Settings& settings, const ModelFile& file,
-                                                WorkerSetup setup, EventLines* events) {
+StatusOr<std::unique_ptr<Worker>> Worker::Start(const Settings& settings, const ModelFile& file, WorkerSetup setup,
+                                                EventLines* events) {
   auto worker = std::make_unique<CpuWorker>();
   BATON_RETURN_IF_ERROR(worker->Build(settings, file, setup, events));
   return std::unique_ptr<Worker>(std::move(worker));

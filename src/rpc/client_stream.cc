@@ -11,8 +11,7 @@ namespace baton {
 grpc::Status FailureStatus(const Failed& failed) {
   Failed cut = failed;
   cut.status = Status(failed.status.code(), CutMessage(failed.status.message(), kMaxFailureText));
-  return grpc::Status(static_cast<grpc::StatusCode>(cut.status.code()), cut.status.message(),
-                      EncodeErrorDetail(cut));
+  return grpc::Status(static_cast<grpc::StatusCode>(cut.status.code()), cut.status.message(), EncodeErrorDetail(cut));
 }
 
 namespace {

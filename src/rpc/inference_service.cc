@@ -54,13 +54,13 @@ StatusOr<ClientRequest> InferenceService::Accept(const grpc::CallbackServerConte
 Status InferenceService::CheckRequestId(const std::string& id) const {
   const size_t limit = options_.front.limits.max_request_id_bytes;
   if (id.size() <= limit) return OkStatus();
-  return InvalidArgumentError("request_id: " + std::to_string(id.size()) + " bytes, at most " +
-                              std::to_string(limit));
+  return InvalidArgumentError("request_id: " + std::to_string(id.size()) + " bytes, at most " + std::to_string(limit));
 }
 
 Status InferenceService::CheckModel(const std::string& name) const {
   if (name.empty() || name == served_name_) return OkStatus();
-  return NotFoundError("model: \"" + CutMessage(name, kMaxEchoedText) + "\" is not served here; served: \"" + served_name_ + "\"");
+  return NotFoundError("model: \"" + CutMessage(name, kMaxEchoedText) + "\" is not served here; served: \"" +
+                       served_name_ + "\"");
 }
 
 void InferenceService::Describe(v1::Model* model) const {

@@ -113,8 +113,7 @@ TEST(SupervisorTest, WorkersGetDisjointCores) {
 TEST(HandStartedTest, ARouterAndWorkersFindEachOtherAndEndAlone) {
   ScratchFolder folder;
   const std::string state = folder.path() + "/state";
-  Process router(folder,
-                 {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+  Process router(folder, {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
   size_t at = router.WaitForOut("listening on ", kStartLimit);
   ASSERT_NE(at, std::string::npos) << router.err();
   std::string address = router.out().substr(at + 13);
@@ -126,10 +125,8 @@ TEST(HandStartedTest, ARouterAndWorkersFindEachOtherAndEndAlone) {
     arguments.insert(arguments.end(), common.begin(), common.end());
     workers.push_back(std::make_unique<Process>(folder, arguments));
   }
-  for (const char* name :
-       {"prefill-0", "decode-0", "unified-0", "unified-1"}) {  // names of their own, unasked
-    EXPECT_NE(router.WaitForOut(std::string(name) + " joined", kStartLimit), std::string::npos)
-        << router.out();
+  for (const char* name : {"prefill-0", "decode-0", "unified-0", "unified-1"}) {  // names of their own, unasked
+    EXPECT_NE(router.WaitForOut(std::string(name) + " joined", kStartLimit), std::string::npos) << router.out();
   }
   const auto client = InferenceClient::Create({.address = address, .in_process = nullptr});
   EXPECT_TRUE(Ask(client.get(), GreedyIds(RandomPrompt(1, 70), 20)).ok());
@@ -145,14 +142,13 @@ TEST(HandStartedTest, ARouterAndWorkersFindEachOtherAndEndAlone) {
 TEST(HandStartedTest, AWorkerWithAnotherModelIsRefusedAndEndsWithTheReason) {
   ScratchFolder folder;
   const std::string state = folder.path() + "/state";
-  Process router(folder,
-                 {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+  Process router(folder, {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
   const size_t at = router.WaitForOut("listening on ", kStartLimit);
   ASSERT_NE(at, std::string::npos) << router.err();
   std::string address = router.out().substr(at + 13);
   address = address.substr(0, address.find('\n'));
-  Process worker(folder, {BATON_BINARY, "unified", TinyModel("tiny-f32"), "--router", address, "--state-dir",
-                          state, "--kv-memory", "16MiB"});
+  Process worker(folder, {BATON_BINARY, "unified", TinyModel("tiny-f32"), "--router", address, "--state-dir", state,
+                          "--kv-memory", "16MiB"});
   EXPECT_EQ(worker.Wait(kStartLimit), 1);
   EXPECT_THAT(worker.err(), HasSubstr("refused by the router"));
   EXPECT_THAT(worker.err(), HasSubstr("tiny-f32"));
@@ -167,8 +163,8 @@ TEST(ClientCommandTest, ChatStreamsTheAnswerAndPrintsAReceipt) {
   ASSERT_EQ(chat.Wait(milliseconds(60'000)), 0) << chat.err();
   EXPECT_EQ(chat.out(), "The capital of France is Paris.\n");
   const std::string receipt = chat.err();
-  for (const char* part : {"queue", "prefill", "transfer", "in 2 blocks", "exposed", "first token",
-                           "tokens/s", "prefill-0 -> decode-0"}) {
+  for (const char* part :
+       {"queue", "prefill", "transfer", "in 2 blocks", "exposed", "first token", "tokens/s", "prefill-0 -> decode-0"}) {
     EXPECT_THAT(receipt, HasSubstr(part));
   }
   Process talk(folder, {BATON_BINARY, "chat", "--server", cluster.address(), "--max-tokens", "8"}, {},
@@ -182,8 +178,8 @@ TEST(ClientCommandTest, ChatStreamsTheAnswerAndPrintsAReceipt) {
 TEST(ClientCommandTest, CompleteGivesJsonWithTokenIds) {
   Cluster cluster({});
   ScratchFolder folder;
-  Process complete(folder, {BATON_BINARY, "complete", "--server", cluster.address(), "--ids", "5,6,7",
-                            "--max-tokens", "4", "--ignore-eos", "--json"});
+  Process complete(folder, {BATON_BINARY, "complete", "--server", cluster.address(), "--ids", "5,6,7", "--max-tokens",
+                            "4", "--ignore-eos", "--json"});
   ASSERT_EQ(complete.Wait(milliseconds(30'000)), 0) << complete.err();
   const Answer answer = Ask(cluster.Client().get(), GreedyIds({5, 6, 7}, 4));
   std::string ids;

@@ -23,10 +23,10 @@
 namespace baton {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::AnswerText;
 using testing::ByteTokenizer;
 using testing::Eventually;
+using ::testing::HasSubstr;
 using testing::ScriptedWorker;
 
 RouterServerOptions TestOptions(const Tokenizer* tokenizer) {
@@ -59,8 +59,9 @@ struct Answer {
   CallResult result;
 };
 
-Answer Ask(InferenceClient* client, const ClientRequest& request,
-           const std::function<bool(const Answer&)>& go_on = [](const Answer&) { return true; }) {
+Answer Ask(
+    InferenceClient* client, const ClientRequest& request,
+    const std::function<bool(const Answer&)>& go_on = [](const Answer&) { return true; }) {
   Answer answer;
   answer.result = client->Generate(request, [&](const ClientEvent& event) {
     answer.order.push_back(event.index());

@@ -20,8 +20,7 @@ using testing::Eventually;
 
 // One worker's network with everything that came to its engine.
 struct Node {
-  explicit Node(WorkerNetworkOptions options = {}, size_t submissions = 100000)
-      : mailbox(submissions, 100000) {
+  explicit Node(WorkerNetworkOptions options = {}, size_t submissions = 100000) : mailbox(submissions, 100000) {
     auto listening = WorkerNetwork::Listen(std::move(options));
     BATON_CHECK(listening.ok(), listening.status().message());
     network = *std::move(listening);

@@ -28,8 +28,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class CommandLineTest : public ::testing::Test {
  protected:
-  Outcome Run(std::vector<std::string> arguments, const Variables& environment = {},
-              const std::string& input = "") {
+  Outcome Run(std::vector<std::string> arguments, const Variables& environment = {}, const std::string& input = "") {
     arguments.insert(arguments.begin(), BATON_BINARY);
     Process process(folder_, arguments, environment, input);
     const auto code = process.Wait(milliseconds(30'000));
@@ -51,8 +50,8 @@ class CommandLineTest : public ::testing::Test {
 TEST_F(CommandLineTest, HelpNamesEverySubcommandAndEndsWithZero) {
   const Outcome help = Run({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize",
-                           "detokenize", "model"}) {
+  for (const char* name :
+       {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize", "model"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
   }
   const Outcome up = Run({"up", "--help"});
@@ -142,15 +141,14 @@ TEST_F(CommandLineTest, OutputThatCannotBeWrittenEndsWithOneAndSaysSo) {
 }
 
 TEST_F(CommandLineTest, AnEmptyMessageIsAMessage) {
-  const Outcome outcome =
-      Run({"chat", "--server", "127.0.0.1:1", "--message", "", "--timeout", "2s"}, {}, "");
+  const Outcome outcome = Run({"chat", "--server", "127.0.0.1:1", "--message", "", "--timeout", "2s"}, {}, "");
   EXPECT_EQ(outcome.code, 1) << "standard input, which is empty, would have ended with 0";
   EXPECT_THAT(outcome.err, HasSubstr("127.0.0.1:1"));
 }
 
 TEST_F(CommandLineTest, AWorkerSaysThatItsRouterIsNotThereAndDrainsAtTheFirstSignal) {
-  Process process(folder_, {BATON_BINARY, "unified", kTiny, "--router", "127.0.0.1:1", "--state-dir",
-                            folder_.path(), "--kv-memory", "16MiB", "--threads", "1"});
+  Process process(folder_, {BATON_BINARY, "unified", kTiny, "--router", "127.0.0.1:1", "--state-dir", folder_.path(),
+                            "--kv-memory", "16MiB", "--threads", "1"});
   ASSERT_TRUE(test::Eventually(milliseconds(20'000), [&] {
     return process.err().find("127.0.0.1:1 cannot be reached") != std::string::npos;
   })) << process.err();

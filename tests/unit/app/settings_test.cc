@@ -19,8 +19,7 @@ SettingsInput Input(CommandBit command) {
 }
 
 void SetEnvironment(SettingsInput* input, std::map<std::string, std::string> variables) {
-  input->environment = [variables =
-                            std::move(variables)](const std::string& name) -> std::optional<std::string> {
+  input->environment = [variables = std::move(variables)](const std::string& name) -> std::optional<std::string> {
     const auto it = variables.find(name);
     return it == variables.end() ? std::nullopt : std::optional<std::string>(it->second);
   };
@@ -31,9 +30,7 @@ std::string Refusal(const SettingsInput& input) {
   return settings.ok() ? "" : settings.status().message();
 }
 
-size_t Lines(const std::string& text) {
-  return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1;
-}
+size_t Lines(const std::string& text) { return static_cast<size_t>(std::count(text.begin(), text.end(), '\n')) + 1; }
 
 TEST(SettingsTest, AFlagWinsOverTheEnvironmentWhichWinsOverTheFileWhichWinsOverTheDefault) {
   struct Case {
@@ -106,9 +103,8 @@ TEST(SettingsTest, ValuesOutOfRangeAreRefusedWithTheLimit) {
       if ((spec.commands & command) == 0) continue;
       for (const double beyond : {spec.least - 1, spec.most + 1}) {
         SettingsInput input = Input(command);
-        input.flags[std::string(spec.name)] = spec.kind == OptionKind::kReal
-                                                  ? std::to_string(beyond)
-                                                  : std::to_string(static_cast<int64_t>(beyond));
+        input.flags[std::string(spec.name)] =
+            spec.kind == OptionKind::kReal ? std::to_string(beyond) : std::to_string(static_cast<int64_t>(beyond));
         EXPECT_THAT(Refusal(input), HasSubstr("is out of range")) << spec.name << " " << beyond;
       }
     }
@@ -204,14 +200,11 @@ TEST(ValuesTest, NonsenseIsRefused) {
   for (const char* text : {"", "x", "-1", "1XB", "1e300", "nan", "1 GiB extra"})
     EXPECT_FALSE(ParseBytes(text).ok()) << text;
   for (const char* text : {"", "5", "-1s", "s", "1d", "inf"}) EXPECT_FALSE(ParseDuration(text).ok()) << text;
-  for (const char* text : {"a", "1-", "-1", "3-1", "0-99999", "1;2"})
-    EXPECT_FALSE(ParseCores(text).ok()) << text;
-  for (const char* text :
-       {"", "h", "h:", ":1", "h:65536", "h:-1", "::1:80", "[]:1", "[::1:80", "a b:1", "a/b:1"}) {
+  for (const char* text : {"a", "1-", "-1", "3-1", "0-99999", "1;2"}) EXPECT_FALSE(ParseCores(text).ok()) << text;
+  for (const char* text : {"", "h", "h:", ":1", "h:65536", "h:-1", "::1:80", "[]:1", "[::1:80", "a b:1", "a/b:1"}) {
     EXPECT_FALSE(ParseHostPort(text).ok()) << text;
   }
-  for (const char* text : {"", "1x", "1.5", "99999999999999999999"})
-    EXPECT_FALSE(ParseInteger(text).ok()) << text;
+  for (const char* text : {"", "1x", "1.5", "99999999999999999999"}) EXPECT_FALSE(ParseInteger(text).ok()) << text;
   for (const char* text : {"", "nan", "inf", "1x"}) EXPECT_FALSE(ParseReal(text).ok()) << text;
 }
 

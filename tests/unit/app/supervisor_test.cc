@@ -101,9 +101,7 @@ TEST(PlanChildrenTest, EveryPlannedCommandLineIsOneThatItsCommandKnows) {
                                      {"name", "blue"}});
   for (const ChildPlan& child : PlanChildren(settings, Cores(1), 1, "0.0.0.0:9", "0.0.0.0:9")) {
     SettingsInput input;
-    input.command = child.arguments[0] == "router"    ? kRouter
-                    : child.arguments[0] == "prefill" ? kPrefill
-                                                      : kDecode;
+    input.command = child.arguments[0] == "router" ? kRouter : child.arguments[0] == "prefill" ? kPrefill : kDecode;
     input.flags["model"] = child.arguments[1];
     for (size_t i = 2; i < child.arguments.size(); ++i) {
       const std::string name = child.arguments[i].substr(2);
