@@ -146,7 +146,8 @@ class CpuWorker : public Worker {
     if (!setup.alone) network.advertise = settings.Text("advertise");
     network.routers = setup.routers;
     network.on_refused = [left = setup.routers.size(), tell = setup.on_refused](const Status& why) mutable {
-      if (--left == 0 && tell) tell(why);
+      if (--left == 0 && tell) return tell(why);
+      spdlog::error("{}; {} routers are left", why.message(), left);
     };
     BATON_ASSIGN_OR_RETURN(network_, WorkerNetwork::Listen(std::move(network)));
 

@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMaxTriesAtOnce = 64;  // placements of waiting requests per input
 constexpr Duration kRetrySoon = std::chrono::milliseconds(200);
 constexpr Duration kRetryLater = std::chrono::seconds(1);
+constexpr const char* kNewerSession = "a newer session of this worker was opened";
 
 // What has started goes first: a client is waiting in the middle of an answer. Then priority, then age.
 struct QueueKey {
@@ -91,7 +92,9 @@ struct Front::State {
   std::optional<Rejection> Refuse(const ClientRequest& request) const;
   void Reject(ClientHandle client, const std::string& id, Rejection why, FrontOutput* out);
   void Cancel(uint64_t number, bool tell_client, FrontOutput* out);
-  void AddWorker(WorkerUp& up, FrontOutput* out);
+  void AddWorker(const WorkerUp& up, FrontOutput* out);
+  void RefuseWorker(LinkId link, const WorkerHello& hello, Status why, FrontOutput* out);
+  void EndSession(const WorkerSession& session, FrontOutput* out);
   void LoseWorker(const WorkerSession& session, FrontOutput* out);
   void OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* out);
   void OnChildEvent(const WorkerSession& session, const ChildEvent& event, FrontOutput* out);
@@ -170,22 +173,31 @@ void Front::State::Cancel(uint64_t number, bool tell_client, FrontOutput* out) {
 
 // ---- workers ------------------------------------------------------------------------------------
 
-void Front::State::AddWorker(WorkerUp& up, FrontOutput* out) {
+void Front::State::RefuseWorker(LinkId link, const WorkerHello& hello, Status why, FrontOutput* out) {
+  if (why.code() == Code::kFailedPrecondition) ++counters.superseded;
+  spdlog::warn("worker {} ({}) is refused: {}", ToString(hello.self.process), hello.self.address, why.message());
+  out->close.push_back({link, std::move(why)});
+}
+
+void Front::State::AddWorker(const WorkerUp& up, FrontOutput* out) {
   const WorkerHello& hello = up.hello;
-  if (Status s = sessions.Admit(hello, options); !s.ok()) {
-    if (s.code() == Code::kFailedPrecondition) ++counters.superseded;
-    spdlog::warn("worker link {} is refused: {}", Raw(up.link), s.message());
-    out->close.push_back({up.link, std::move(s)});
-    return;
-  }
-  // A Hello ends the name's older session before anything on the new one is read.
+  if (Status s = sessions.Admit(hello, options); !s.ok()) return RefuseWorker(up.link, hello, std::move(s), out);
+  // A Hello ends its own process's older session before anything on the new one is read.
   std::optional<WorkerSession> ended;
-  if (const WorkerSession* old = sessions.EndedBy(hello)) {
+  if (const WorkerSession* old = sessions.OfName(hello.self.process.name)) {
+    if (old->self.process != hello.self.process) {
+      spdlog::info("worker {} ({}) waits for its name, which {} ({}) has", ToString(hello.self.process),
+                   hello.self.address, ToString(old->self.process), old->self.address);
+      if (auto other = sessions.Contend({up.link, hello, now})) {
+        const bool same = other->hello.self.process == hello.self.process;
+        if (same) return out->close.push_back({other->link, UnavailableError(kNewerSession)});
+        RefuseWorker(other->link, other->hello,
+                     FailedPreconditionError("superseded: a newer start waits for the same name"), out);
+      }
+      return;
+    }
     ended = *old;
-    const bool same = old->self.process == hello.self.process;
-    if (!same) ++counters.superseded;
-    out->close.push_back({old->link, same ? UnavailableError("a newer session of this worker was opened")
-                                          : FailedPreconditionError("superseded by a newer start of this worker")});
+    out->close.push_back({old->link, UnavailableError(kNewerSession)});
     router.RemoveWorker(old->worker);
     sessions.Remove(ended->worker);
   }
@@ -194,6 +206,15 @@ void Front::State::AddWorker(WorkerUp& up, FrontOutput* out) {
   sessions.Send(worker, FrontHello{options.self, fingerprint}, out);
   if (ended) LoseWorker(*ended, out);
   for (auto& [number, live] : requests) live.request->OnWorkerReturned(hello.self.process);
+}
+
+void Front::State::EndSession(const WorkerSession& session, FrontOutput* out) {
+  router.RemoveWorker(session.worker);
+  sessions.Remove(session.worker);
+  LoseWorker(session, out);
+  if (auto next = sessions.TakeContender(session.self.process.name)) {
+    AddWorker(WorkerUp{next->link, std::move(next->hello)}, out);
+  }
 }
 
 // The session is no longer in `sessions`, nor the worker in `router`.
@@ -212,6 +233,15 @@ void Front::State::OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* o
   WorkerSession* session = sessions.Find(link);
   if (session == nullptr) return;  // closed from here
   sessions.OnHeartbeat(session, batch.heartbeat, now, hung_after);
+  if (const auto other = sessions.RefutedBy(*session, now)) {
+    RefuseWorker(other->link, other->hello,
+                 FailedPreconditionError(fmt::format(
+                     "the name {} belongs to a worker that lives: start {} ({}); this is start {} ({}). Stop one of "
+                     "them, or give this one another --name",
+                     session->self.process.name, session->self.process.incarnation.counter, session->self.address,
+                     other->hello.self.process.incarnation.counter, other->hello.self.address)),
+                 out);
+  }
   router.OnHeartbeat(session->worker, batch.heartbeat, now);
   if (!router.OnCacheEvents(session->worker, batch.cache)) sessions.Send(session->worker, CacheResyncCommand{}, out);
   for (const ChildEvent& event : batch.events) OnChildEvent(*session, event, out);
@@ -249,9 +279,7 @@ void Front::State::OnTick(FrontOutput* out) {
     spdlog::warn("worker {} was silent for {:.3f} s: its session ends", ToString(session.self.process),
                  Seconds(now - session.heard));
     out->close.push_back({session.link, UnavailableError("no heartbeat in time")});
-    router.RemoveWorker(worker);
-    sessions.Remove(worker);
-    LoseWorker(session, out);
+    EndSession(session, out);
   }
   sessions.Rescan();
 }
@@ -329,15 +357,11 @@ void Front::Handle(FrontInput input, TimePoint now, FrontOutput* out) {
     }
   } else if (const auto* gone = std::get_if<ClientGone>(&input)) {
     if (const auto it = s.by_client.find(gone->client); it != s.by_client.end()) s.Cancel(it->second, false, out);
-  } else if (auto* up = std::get_if<WorkerUp>(&input)) {
+  } else if (const auto* up = std::get_if<WorkerUp>(&input)) {
     s.AddWorker(*up, out);
   } else if (const auto* down = std::get_if<WorkerDown>(&input)) {
-    if (const WorkerSession* found = s.sessions.Find(down->link)) {
-      const WorkerSession session = *found;
-      s.router.RemoveWorker(session.worker);
-      s.sessions.Remove(session.worker);
-      s.LoseWorker(session, out);
-    }
+    s.sessions.ForgetContender(down->link);
+    if (const WorkerSession* found = s.sessions.Find(down->link)) s.EndSession(WorkerSession(*found), out);
   } else if (const auto* from = std::get_if<FromWorker>(&input)) {
     s.OnBatch(from->link, from->batch, out);
   } else if (std::holds_alternative<Tick>(input)) {

@@ -3,6 +3,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
 
 #include "baton/check.h"
 
@@ -55,10 +58,12 @@ Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) co
   const auto seen = highest_.find(name);
   if (seen != highest_.end()) {
     const Incarnation& mine = hello.self.process.incarnation;
-    if (mine.counter < seen->second.counter ||
-        (mine.counter == seen->second.counter && mine.random != seen->second.random)) {
-      return FailedPreconditionError(fmt::format("superseded: worker {} is known here with incarnation {}, this is {}",
-                                                 name, seen->second.counter, mine.counter));
+    const Incarnation& known = seen->second.incarnation;
+    if (mine.counter < known.counter || (mine.counter == known.counter && mine.random != known.random)) {
+      return FailedPreconditionError(fmt::format(
+          "superseded: the name {0} was taken by start {1} ({2}), this is start {3} ({4}); give this worker another "
+          "--name, or the --state-dir that counts the starts of {0}",
+          name, known.counter, seen->second.address, mine.counter, hello.self.address));
     }
   } else if (highest_.size() >= kMaxWorkers * 4) {
     return ResourceExhaustedError(fmt::format("{} worker names were seen; no more are admitted", highest_.size()));
@@ -69,9 +74,34 @@ Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) co
   return OkStatus();
 }
 
-const WorkerSession* Sessions::EndedBy(const WorkerHello& hello) const {
-  const auto it = by_name_.find(hello.self.process.name);
+const WorkerSession* Sessions::OfName(const std::string& name) const {
+  const auto it = by_name_.find(name);
   return it == by_name_.end() ? nullptr : Find(it->second);
+}
+
+std::optional<Contender> Sessions::Contend(Contender contender) {
+  const ProcessId& mine = contender.hello.self.process;
+  const auto [it, first] = contenders_.try_emplace(mine.name, contender);
+  if (first) return std::nullopt;
+  const ProcessId& other = it->second.hello.self.process;
+  if (mine != other && mine.incarnation.counter <= other.incarnation.counter) return contender;
+  return std::exchange(it->second, std::move(contender));
+}
+
+std::optional<Contender> Sessions::TakeContender(const std::string& name) {
+  const auto node = contenders_.extract(name);
+  return node.empty() ? std::nullopt : std::optional(std::move(node.mapped()));
+}
+
+std::optional<Contender> Sessions::RefutedBy(const WorkerSession& session, TimePoint now) {
+  if (contenders_.empty()) return std::nullopt;
+  const auto it = contenders_.find(session.self.process.name);
+  if (it == contenders_.end() || now < it->second.since + kAliveAfter) return std::nullopt;
+  return TakeContender(session.self.process.name);
+}
+
+void Sessions::ForgetContender(LinkId link) {
+  std::erase_if(contenders_, [&](const auto& c) { return c.second.link == link; });
 }
 
 void Sessions::Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimePoint now, Duration hung_after) {
@@ -85,7 +115,7 @@ void Sessions::Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimeP
   next_check_ = std::min(next_check_, s.expires);
   BATON_CHECK(by_name_.emplace(hello.self.process.name, worker).second, "two sessions of one worker name");
   BATON_CHECK(by_link_.emplace(link, worker).second, "a link is up twice");
-  highest_[hello.self.process.name] = hello.self.process.incarnation;
+  highest_[hello.self.process.name] = {hello.self.process.incarnation, hello.self.address};
   by_worker_.emplace(worker, std::move(s));
 }
 

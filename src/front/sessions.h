@@ -1,6 +1,8 @@
 // The workers' sessions as the front holds them: which link is which worker, who supersedes whom, who is silent.
 //
-// Always true: at most one session per worker name; its incarnation is the highest ever seen under that name.
+// Always true: at most one session per worker name; its incarnation is the highest ever admitted under that name.
+// A newer start under the name of a live session waits as its contender: it takes the name when that session ends,
+// and is refused once the older process proves that it lives.
 #pragma once
 
 #include <map>
@@ -25,17 +27,35 @@ struct WorkerSession {
   TimePoint expires{};  // silent beyond: hung
 };
 
+// A newer start that waits for a name.
+struct Contender {
+  LinkId link{};
+  WorkerHello hello;
+  TimePoint since{};
+};
+
 class Sessions {
  public:
   static constexpr size_t kMaxWorkers = 4096;
+  // A heartbeat that comes so long after a contender's Hello was sent by a living process: what a dead one had sent
+  // has arrived by then.
+  static constexpr Duration kAliveAfter = std::chrono::seconds(1);
 
   // Whether a Hello may open a session, before anything changes. Not ok: close the link with it.
   Status Admit(const WorkerHello& hello, const FrontOptions& options) const;
-  // The live session that the Hello ends: the same process dialing anew, or a lower incarnation of its name.
-  const WorkerSession* EndedBy(const WorkerHello& hello) const;
-  // Admit said yes and the ended session was removed.
+  // The live session of the Hello's name: the same process dialing anew, or a lower incarnation.
+  const WorkerSession* OfName(const std::string& name) const;
+  // Admit said yes and no session of the name is live.
   void Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimePoint now, Duration hung_after);
   void Remove(WorkerId worker);
+
+  // Admit said yes and another process's session of the name is live. Gives the contender that must make way.
+  std::optional<Contender> Contend(Contender contender);
+  // Who gets the name of a session that has ended.
+  std::optional<Contender> TakeContender(const std::string& name);
+  // The contender of a session that was just heard, once that proves it alive.
+  std::optional<Contender> RefutedBy(const WorkerSession& session, TimePoint now);
+  void ForgetContender(LinkId link);
 
   WorkerSession* Find(LinkId link);
   const WorkerSession* Find(WorkerId worker) const;
@@ -54,7 +74,12 @@ class Sessions {
   std::map<WorkerId, WorkerSession> by_worker_;
   std::map<LinkId, WorkerId> by_link_;
   std::map<std::string, WorkerId> by_name_;
-  std::map<std::string, Incarnation> highest_;  // ever seen
+  std::map<std::string, Contender> contenders_;  // by name, of live sessions
+  struct Seen {
+    Incarnation incarnation;
+    std::string address;
+  };
+  std::map<std::string, Seen> highest_;  // ever admitted
   TimePoint next_check_ = kNever;
 };
 

@@ -395,9 +395,10 @@ class Network final : public WorkerNetwork {
     const SteadyTime now = std::chrono::steady_clock::now();
     const std::string name = router->endpoint.in_process ? "of this process" : router->endpoint.address;
     if (ended.why.code() == Code::kFailedPrecondition) {
-      spdlog::error("router {} refuses this worker for good: {}", name, ended.why.ToString());
       router->dial_at = SteadyTime::max();
-      if (options_.on_refused) options_.on_refused(ended.why);
+      const Status why = ended.why.Annotate("router " + name + " refuses this worker");
+      if (options_.on_refused) return options_.on_refused(why);
+      spdlog::error("{}", why.message());
       return;
     }
     if (ended.was_up) {

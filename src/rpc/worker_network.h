@@ -40,8 +40,9 @@ struct WorkerNetworkOptions {
   size_t link_queue_messages = 8192;  // waiting to be written on one link
   size_t link_queue_bytes = size_t{64} << 20;
   size_t max_message_bytes = size_t{64} << 20;
-  // A router closed the session with FAILED_PRECONDITION: this incarnation is not wanted there (superseded, or
-  // another model) and it is not dialed again. Network thread; must not block.
+  // A router closed the session with FAILED_PRECONDITION: this incarnation is not wanted there (its name is taken,
+  // another model) and it is not dialed again. The status names the router and says why; without this, it is logged.
+  // Network thread; must not block.
   std::function<void(const Status&)> on_refused;
 };
 

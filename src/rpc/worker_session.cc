@@ -25,7 +25,7 @@ class Session final : public LinkOwner<wire::WorkerMessage>,
     if (auto* hello = std::get_if<WorkerHello>(&value)) {
       if (link_ != LinkId{0}) return InvalidArgumentError("worker session: a second hello");
       name_ = ToString(hello->self.process);
-      spdlog::info("worker {} joined from {}", name_, hello->self.address);
+      spdlog::info("worker {} says hello from {}", name_, hello->self.address);
       link_ = front_->AddWorker(std::move(*hello), shared_from_this());
       if (link_ == LinkId{0}) return UnavailableError("the router takes no workers now");
       return OkStatus();

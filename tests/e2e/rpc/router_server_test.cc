@@ -557,6 +557,29 @@ TEST_F(RouterServerTest, AnOlderWorkerOfTheSameNameIsToldThatItIsNotWanted) {
   EXPECT_EQ(newer.links_down(), 0u);
 }
 
+TEST_F(RouterServerTest, ASecondLiveWorkerOfANameIsRefusedAndARestartIsNot) {
+  StartRouter();
+  ScriptedWorker::Options options;
+  options.routers = {{router_->address(), nullptr}};
+  auto first = std::make_unique<ScriptedWorker>(options);
+  ASSERT_TRUE(Eventually([&] { return router_->front().serving(); }));
+  options.incarnation = 2;
+  {
+    ScriptedWorker second(options);
+    ASSERT_TRUE(Eventually([&] { return second.refused().code() == Code::kFailedPrecondition; }));
+    EXPECT_THAT(second.refused().message(), HasSubstr("the name worker belongs to a worker that lives: start 1"));
+    EXPECT_THAT(second.refused().message(), HasSubstr(router_->address()));
+  }
+  EXPECT_EQ(first->links_down(), 0u);
+  EXPECT_EQ(Ask(client_.get(), Prompt("hello", 5)).text[0], AnswerText(5, 5));
+  first.reset();
+  options.incarnation = 3;
+  ScriptedWorker third(options);
+  ASSERT_TRUE(Eventually([&] { return router_->front().serving(); }));
+  EXPECT_EQ(Ask(client_.get(), Prompt("hello", 5)).text[0], AnswerText(5, 5));
+  EXPECT_TRUE(third.refused().ok());
+}
+
 TEST_F(RouterServerTest, InsideOneProcessEverythingWorksWithoutASocket) {
   StartRouter();
   ScriptedWorker::Options options;

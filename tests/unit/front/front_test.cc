@@ -727,7 +727,7 @@ TEST(Front, EachRuleThatATestSwitchesOffIsReallyOff) {
 
 // ---- workers ------------------------------------------------------------------------------------
 
-TEST(Front, TheHigherIncarnationOfANameWinsAndTheLowerIsRefusedForGood) {
+TEST(Front, ARestartTakesTheNameAsSoonAsTheOldSessionEndsAndTheOldStartIsRefusedForGood) {
   FrontBench b;
   const LinkId old = b.Up(HelloOf("w", true, true, 1));
   const LinkId young = b.Up(HelloOf("w", true, true, 2));
