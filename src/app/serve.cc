@@ -70,6 +70,26 @@ class MembershipLines {
   bool complete_ = false;
 };
 
+// The refusal of a worker by every router, as the main thread learns it, which waits for signals alone. Another start
+// would be refused too.
+class RefusedByAll {
+ public:
+  std::function<void(const Status&)> Teller() {
+    return [this](const Status& why) {
+      promise_.set_value(why);
+      kill(getpid(), SIGTERM);
+    };
+  }
+  // After a signal: not ok where it was this one.
+  Status Get() const {
+    return future_.wait_for(std::chrono::seconds(0)) == std::future_status::ready ? future_.get() : OkStatus();
+  }
+
+ private:
+  std::promise<Status> promise_;
+  std::shared_future<Status> future_{promise_.get_future()};
+};
+
 EventLines EventsOf(const Settings& settings) { return EventLines(static_cast<int>(settings.Integer("status-fd"))); }
 
 void SayChatProblem(const ModelSource& source) {
@@ -99,6 +119,8 @@ int RunUpInOneProcess(const Settings& settings) {
   setup.self = *self;
   setup.routers = {Endpoint{.address = {}, .in_process = (*server)->InProcess()}};
   setup.alone = true;
+  RefusedByAll refusal;
+  setup.on_refused = refusal.Teller();
   auto worker = Worker::Start(settings, *source->file, std::move(setup), &events);
   if (!worker.ok()) return Fail(kExitUsage, worker.status());
 
@@ -107,6 +129,10 @@ int RunUpInOneProcess(const Settings& settings) {
   if (!stop) {
     events.Say("baton is ready on " + (*server)->address() + ": one unified worker");
     signals.Wait();
+  }
+  if (Status refused = refusal.Get(); !refused.ok()) {
+    (*worker)->Stop();
+    return Fail(kExitUsage, refused);
   }
   signals.BeginDrain(settings.Time("drain-timeout"));
   (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
@@ -162,20 +188,17 @@ int RunWorker(const Settings& settings) {
   setup.roles = {.prefill = !decode, .decode = !prefill};
   for (const std::string& address : settings.Addresses("router"))
     setup.routers.push_back({.address = address, .in_process = nullptr});
-  // The main thread waits for signals alone, so a refusal comes to it as one.
-  std::promise<Status> refusal;
-  setup.on_refused = [&refusal](const Status& why) {
-    refusal.set_value(why);
-    kill(getpid(), SIGTERM);
-  };
+  RefusedByAll refusal;
+  setup.on_refused = refusal.Teller();
   auto worker = Worker::Start(settings, **file, std::move(setup), &events);
   if (!worker.ok()) return Fail(kExitUsage, worker.status());
   file->reset();
   events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + settings.Text("router"));
   signals.Wait();
-  if (auto refused = refusal.get_future(); refused.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+  if (Status refused = refusal.Get(); !refused.ok()) {
     (*worker)->Stop();
-    return Fail(kExitFailed, refused.get().Annotate("refused by the router"));
+    if (events.supervised()) events.Say(std::string(kRefusedLine) + refused.message());
+    return Fail(kExitUsage, refused);
   }
   signals.BeginDrain(settings.Time("drain-timeout"));
   if (!(*worker)->Drain(settings.Time("drain-timeout"))) spdlog::warn("stops with requests still running");

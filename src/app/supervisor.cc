@@ -49,7 +49,8 @@ struct Child {
   ChildPlan plan;
   pid_t pid = -1;  // -1: not running
   int status_fd = -1;
-  std::string partial;  // of a status line
+  std::string partial;   // of a status line
+  bool refused = false;  // every router refused this start
   SteadyTime started{};
   SteadyTime start_at = kNoTime;  // when to start it (again)
   Duration back_off = kFirstBackOff;
@@ -138,6 +139,7 @@ class Supervisor {
     child->pid = pid;
     child->status_fd = fds[0];
     child->partial.clear();
+    child->refused = false;
     child->started = Now();
     child->start_at = kNoTime;
     Say(child->plan.name + ": started, pid " + std::to_string(pid));
@@ -203,6 +205,7 @@ class Supervisor {
 
   void OnStatus(Child* child, const std::string& line) {
     if (child != &router() || line != kAllJoinedLine) Say(child->plan.name + ": " + line);
+    child->refused |= line.starts_with(kRefusedLine);
     if (child != &router() || phase_ != Phase::kRunning) return;
     if (line.starts_with(kListeningLine)) {
       listen_ = line.substr(kListeningLine.size());  // a port of 0 is decided now, and kept
@@ -253,8 +256,8 @@ class Supervisor {
     if (phase_ == Phase::kDraining && child == &router()) StopWorkers();
     if (phase_ != Phase::kRunning) return Say(what);
     // Its own message is on stderr already. Trying again would give the same.
-    if (!was_ready_ && WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
-      Say(what);
+    if ((!was_ready_ || child->refused) && WIFEXITED(status) && WEXITSTATUS(status) == kExitUsage) {
+      Say(what + "; another start would end the same way, so everything stops");
       return BeginStop(kExitUsage);
     }
     if (Now() - child->started >= kHealthyAfter) child->back_off = kFirstBackOff;

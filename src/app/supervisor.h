@@ -3,7 +3,9 @@
 // thread, and so may fork at any time.
 //
 // Always true: children die with it (PR_SET_PDEATHSIG); a dead child is started again after 0.1 s, doubling
-// to 5 s; cores are given to workers in disjoint sets or not at all; it ends only when every child has ended.
+// to 5 s, unless another start would say the same: code 2 before the first "ready", or after a refusal by every
+// router, ends everything with code 2; cores are given to workers in disjoint sets or not at all; it ends only when
+// every child has ended.
 #pragma once
 
 #include <string>
@@ -19,6 +21,7 @@ int RunSupervisor(const Settings& settings);
 // Lines of a child's status pipe that the supervisor acts on; others it only shows.
 inline constexpr std::string_view kListeningLine = "listening on ";  // the router's; its address follows
 inline constexpr std::string_view kAllJoinedLine = "all workers joined";
+inline constexpr std::string_view kRefusedLine = "refused for good: ";  // a worker's last; the reason follows
 
 // The cores of each worker: contiguous, disjoint, as even as can be; empty sets (nobody is pinned) when there
 // are fewer cores than workers or when `usable` says that a quota gives less than the cores.

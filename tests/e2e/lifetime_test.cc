@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -11,7 +12,18 @@
 namespace baton::test {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+std::vector<std::string> LinesWith(const std::string& text, const std::string& part) {
+  std::vector<std::string> out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(part) != std::string::npos) out.push_back(line);
+  }
+  return out;
+}
 
 // User and system time so far.
 double CpuSeconds(pid_t pid) {
@@ -87,6 +99,23 @@ TEST(SupervisorTest, ADeadWorkerIsStartedAgainUnderItsNameWithAHigherCounter) {
   cluster.StopInOrder();
 }
 
+TEST(SupervisorTest, AWorkerThatEveryRouterRefusesEndsEverythingWithTwo) {
+  ScratchFolder folder;
+  const std::string model = folder.path() + "/model.gguf";
+  std::filesystem::copy_file(TinyModel(), model);
+  Cluster cluster({.model = model, .prefill = 1, .decode = 1});
+  const std::vector<pid_t> pids = cluster.AllPids();
+  // Another model under the same path: what starts again can never be let in.
+  std::filesystem::copy_file(TinyModel("tiny-f32"), model + ".new");
+  std::filesystem::rename(model + ".new", model);
+  kill(cluster.Pid("decode-0"), SIGKILL);
+  EXPECT_EQ(cluster.process().Wait(kStartLimit), 2) << cluster.Log();
+  EXPECT_THAT(LinesWith(cluster.Log(), "decode-0: refused for good: "), ElementsAre(HasSubstr("tiny-f32")));
+  EXPECT_THAT(cluster.Log(), HasSubstr("another start would end the same way"));
+  for (const pid_t pid : cluster.AllPids()) EXPECT_FALSE(Alive(pid)) << pid;
+  EXPECT_EQ(cluster.AllPids().size(), pids.size() + 1) << "started again once, for the crash";
+}
+
 TEST(SupervisorTest, ItsChildrenDieWithIt) {
   Cluster cluster({.prefill = 1, .decode = 1});
   const std::vector<pid_t> pids = cluster.AllPids();
@@ -149,9 +178,35 @@ TEST(HandStartedTest, AWorkerWithAnotherModelIsRefusedAndEndsWithTheReason) {
   address = address.substr(0, address.find('\n'));
   Process worker(folder, {BATON_BINARY, "unified", TinyModel("tiny-f32"), "--router", address, "--state-dir", state,
                           "--kv-memory", "16MiB"});
-  EXPECT_EQ(worker.Wait(kStartLimit), 1);
-  EXPECT_THAT(worker.err(), HasSubstr("refused by the router"));
-  EXPECT_THAT(worker.err(), HasSubstr("tiny-f32"));
+  EXPECT_EQ(worker.Wait(kStartLimit), 2);
+  EXPECT_THAT(LinesWith(worker.err(), "refuses"), ElementsAre(HasSubstr("tiny-f32")));
+}
+
+TEST(HandStartedTest, ASecondWorkerOfOneNameEndsWithTheReasonAndARestartAfterACrashJoinsAtOnce) {
+  ScratchFolder folder;
+  const std::string state = folder.path() + "/state";
+  Process router(folder, {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+  const size_t at = router.WaitForOut("listening on ", kStartLimit);
+  ASSERT_NE(at, std::string::npos) << router.err();
+  std::string address = router.out().substr(at + 13);
+  address = address.substr(0, address.find('\n'));
+  const std::vector<std::string> command = {BATON_BINARY, "unified",     TinyModel(), "--router",
+                                            address,      "--state-dir", state,       "--kv-memory",
+                                            "16MiB",      "--name",      "blue"};
+  Process first(folder, command);
+  ASSERT_NE(router.WaitForOut("blue joined", kStartLimit), std::string::npos) << router.err();
+  Process second(folder, command);
+  EXPECT_EQ(second.Wait(kStartLimit), 2);
+  EXPECT_THAT(LinesWith(second.err(), "refuses"),
+              ElementsAre(HasSubstr("the name blue belongs to a worker that lives")));
+  EXPECT_THAT(LinesWith(router.err(), "is refused: "),
+              ElementsAre(AllOf(HasSubstr(" W "), HasSubstr("start 1 ("), HasSubstr("start 2 ("))));
+  EXPECT_EQ(router.out().find("blue left"), std::string::npos) << "the first one never noticed";
+  first.Signal(SIGKILL);
+  EXPECT_EQ(first.Wait(kStopLimit), 128 + SIGKILL);
+  const size_t mark = router.out().size();
+  Process third(folder, command);
+  EXPECT_NE(router.WaitForOut("blue joined", kStartLimit, mark), std::string::npos) << third.err();
 }
 
 TEST(ClientCommandTest, ChatStreamsTheAnswerAndPrintsAReceipt) {
