@@ -124,6 +124,7 @@ struct Router::State {
   };
   Choice BestPair(const PlaceQuery& q, const Better& better);
   Choice BestLocal(const PlaceQuery& q, TimePoint now);
+  Refusal RefuseAsked(const PlaceQuery& q) const;
   Scan scan;  // scratch of Place
 };
 
@@ -227,7 +228,7 @@ void Router::State::ScanWorkers(const PlaceQuery& q, TimePoint now, const Better
     const LoadLine& w = lines[slot];
     const bool holds = w.Holds(prompt, q.answer_tokens);
     anyone_holds |= holds;
-    bool writer = pairs && w.prefills && w.Holds(prompt, 1), decodes = w.decodes && holds;
+    bool writer = pairs && w.has_peers && w.prefills && w.Holds(prompt, 1), decodes = w.decodes && holds;
     if (picky) {
       const bool out = q.excluded != nullptr && q.excluded->contains(w.id);
       writer = writer && !out && !NamedAway(slot, q.prefill_worker);
@@ -247,7 +248,7 @@ void Router::State::ScanWorkers(const PlaceQuery& q, TimePoint now, const Better
     // are computed here, an answer advances at most once a chunk.
     const double step = w.StepSeconds(prompt + expected / 2);
     const double decode = expected * step + queued + w.WaitForBlocks(all_tokens, options.expected_answer_tokens, step);
-    if (pairs && (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id))) {
+    if (pairs && w.has_peers && (q.no_handoff_to == nullptr || !q.no_handoff_to->contains(w.id))) {
       scan.readers[w.compatibility].Offer({slot, decode}, better);
     }
     // A prompt computed here holds up every answer that runs here.
@@ -317,6 +318,38 @@ Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint no
   return best;
 }
 
+// A hint or names that the connected workers cannot meet. Where only unified workers are, fewer than two of a kind, no
+// pair is to be expected; a dedicated worker tells of a partner that may come back, and so may a named one.
+Refusal Router::State::RefuseAsked(const PlaceQuery& q) const {
+  uint32_t prefill_only = 0, decode_only = 0, unified = 0;
+  std::map<uint32_t, uint32_t> of_class;
+  uint32_t most_alike = 0;
+  for (const auto& w : workers) {
+    if (!w) continue;
+    ++(w->roles.prefill && w->roles.decode ? unified : w->roles.prefill ? prefill_only : decode_only);
+    most_alike = std::max(most_alike, ++of_class[w->compatibility]);
+  }
+  const std::string connected = std::to_string(prefill_only) + " prefill, " + std::to_string(decode_only) +
+                                " decode and " + std::to_string(unified) + " unified connected";
+  std::string asked = q.hint == PlacementHint::kDisaggregated ? "placement disaggregated"
+                      : q.hint == PlacementHint::kColocated   ? "placement colocated"
+                                                              : "placement auto";
+  if (!q.prefill_worker.empty()) asked += ", prefill_worker \"" + q.prefill_worker + "\"";
+  if (!q.decode_worker.empty()) asked += ", decode_worker \"" + q.decode_worker + "\"";
+  if (q.hint != PlacementHint::kDisaggregated) {
+    return {Refusal::Why::kNotAllowed,
+            UnavailableError(asked + ": no such worker can take the request now (" + connected + ")"), kRetryLater};
+  }
+  asked += ": needs two workers, one that prefills and another that decodes, of one block size and KV format (" +
+           connected + ")";
+  if (prefill_only + decode_only == 0 && most_alike < 2) {
+    return {Refusal::Why::kNotAllowed,
+            FailedPreconditionError(asked + "; start them with `baton up --prefill 1 --decode 1`, or ask for auto"),
+            {}};
+  }
+  return {Refusal::Why::kNotAllowed, UnavailableError(asked + "; no such pair can take the request now"), kRetryLater};
+}
+
 Refusal Router::Refuse(const PlaceQuery& query) const {
   const State& s = *state_;
   if (!s.slot_of.empty() && !s.scan.anyone_holds) {
@@ -327,17 +360,16 @@ Refusal Router::Refuse(const PlaceQuery& query) const {
                                  " tokens: the largest worker here holds " + std::to_string(LargestRequest())),
             {}};
   }
-  if (s.scan.no_credit) {
-    return {Refusal::Why::kNoCredit, ResourceExhaustedError("every fit worker has as much work as it admits"),
-            s.scan.soonest};
-  }
   const bool asked =
       query.hint != PlacementHint::kAuto || !query.prefill_worker.empty() || !query.decode_worker.empty();
   if (asked && !s.slot_of.empty()) {
-    return {Refusal::Why::kNotAllowed,
-            UnavailableError("no live workers fit the placement that was asked for (mode, prefill_worker \"" +
-                             query.prefill_worker + "\", decode_worker \"" + query.decode_worker + "\")"),
-            kRetryLater};
+    Refusal refusal = s.RefuseAsked(query);
+    // What can never be met waits for no credit.
+    if (!s.scan.no_credit || refusal.status.code() == Code::kFailedPrecondition) return refusal;
+  }
+  if (s.scan.no_credit) {
+    return {Refusal::Why::kNoCredit, ResourceExhaustedError("every fit worker has as much work as it admits"),
+            s.scan.soonest};
   }
   return {Refusal::Why::kNoWorker,
           UnavailableError("no live worker admits requests (" + std::to_string(s.slot_of.size()) +

@@ -61,6 +61,7 @@ struct alignas(64) LoadLine {
   double bytes_per_token = 0;
   uint32_t layers = 1;
   bool prefills = false, decodes = false;  // by its roles, unless it drains
+  bool has_peers = false;                  // serves other workers: it has an address
   bool has_credit = false;
 
   bool Holds(uint32_t prompt, uint32_t answer) const { return uint64_t{prompt} + answer <= capacity; }
@@ -90,6 +91,7 @@ struct WorkerView {
     capacity = std::min<uint64_t>(h.max_context_tokens, uint64_t{num_blocks} * block_tokens + 1);
     credits = h.submit_credits;
     bytes_per_token = static_cast<double>(h.layout.BytesPerToken());
+    has_peers = !h.self.address.empty();
     layers = 1;
     for (const KvGroup& g : h.layout.groups) layers = std::max(layers, g.num_layers);
     heartbeat.roles = h.roles;
@@ -100,6 +102,7 @@ struct WorkerView {
   uint32_t compatibility;
   RoleMask roles;
   bool draining = false;
+  bool has_peers = false;  // serves other workers: it has an address
   bool cache_known = false;
   bool resync_asked = false;
   uint32_t credits = 0;
@@ -146,6 +149,7 @@ struct WorkerView {
     l.compatibility = compatibility;
     l.bytes_per_token = bytes_per_token;
     l.layers = layers;
+    l.has_peers = has_peers;
     l.prefills = roles.prefill && !draining;
     l.decodes = roles.decode && !draining;
     l.has_credit = CreditsLeft() > 0;

@@ -16,6 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 
 const TimePoint kNow{seconds(100)};
 const Hash128 kNumeric{3, 4};
@@ -206,6 +207,8 @@ TEST(Router, OnlyEqualModelsLayoutsAndNumericIdentitiesArePaired) {
     pair.hint = PlacementHint::kDisaggregated;
     EXPECT_FALSE(c.Place(pair));
     EXPECT_EQ(c.refusal.why, Refusal::Why::kNotAllowed);
+    EXPECT_EQ(c.refusal.status.code(), Code::kUnavailable) << "a partner may come";
+    EXPECT_THAT(c.refusal.status.message(), HasSubstr("1 prefill, 1 decode and 0 unified connected"));
   }
 }
 
@@ -217,6 +220,47 @@ TEST(Router, AWorkerIsNeverPairedWithItself) {
   EXPECT_FALSE(c.Place(q));
   q.hint = PlacementHint::kAuto;
   EXPECT_EQ(c.Place(q)->mode, Placement::Mode::kLocal);
+}
+
+TEST(Router, APairAskedOfASingleUnifiedWorkerIsRefusedForGoodWithWhatIsMissing) {
+  Cluster c;
+  c.Add("w", true, true);
+  PlaceQuery q = QueryOf(1000);
+  q.hint = PlacementHint::kDisaggregated;
+  EXPECT_FALSE(c.Place(q));
+  EXPECT_EQ(c.refusal.why, Refusal::Why::kNotAllowed);
+  EXPECT_EQ(c.refusal.status.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(c.refusal.retry_after, Duration::zero());
+  EXPECT_THAT(c.refusal.status.message(), HasSubstr("needs two workers"));
+  EXPECT_THAT(c.refusal.status.message(), HasSubstr("0 prefill, 0 decode and 1 unified connected"));
+  c.Add("d", false, true);
+  EXPECT_TRUE(c.Place(q));
+}
+
+TEST(Router, AWorkerWithoutAnAddressHandsNothingOffAndTakesNoHandOff) {
+  for (const char* alone : {"p", "d"}) {
+    Cluster c;
+    for (const char* name : {"p", "d"}) {
+      WorkerHello h = HelloOf(name, name[0] == 'p', true);
+      if (name == std::string_view(alone)) h.self.address = "";
+      c.Add(h, Idle(h));
+    }
+    PlaceQuery q = QueryOf(1000);
+    EXPECT_EQ(c.Place(q)->mode, Placement::Mode::kLocal);
+    q.hint = PlacementHint::kDisaggregated;
+    EXPECT_FALSE(c.Place(q));
+  }
+}
+
+TEST(Router, ANamedWorkerThatIsNotThereMayComeBack) {
+  Cluster c;
+  c.Add("w", true, true);
+  PlaceQuery q = QueryOf(1000);
+  q.decode_worker = "gone";
+  EXPECT_FALSE(c.Place(q));
+  EXPECT_EQ(c.refusal.status.code(), Code::kUnavailable);
+  EXPECT_GT(c.refusal.retry_after, Duration::zero());
+  EXPECT_THAT(c.refusal.status.message(), HasSubstr("decode_worker \"gone\""));
 }
 
 TEST(Router, WhatNoPoolCouldHoldNeverFitsAndWhatOneCouldGoesThere) {
