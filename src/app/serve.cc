@@ -137,8 +137,8 @@ int RunUpInOneProcess(const Settings& settings) {
   signals.BeginDrain(settings.Time("drain-timeout"));
   (*server)->Drain(Milliseconds(settings.Time("drain-timeout")));
   (*worker)->Drain(std::chrono::milliseconds(500));
+  (*worker)->Stop();  // first: it would call the router's end a loss
   (*server)->Shutdown();
-  (*worker)->Stop();
   return kExitDone;
 }
 

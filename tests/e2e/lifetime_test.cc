@@ -127,6 +127,14 @@ TEST(SupervisorTest, ItsChildrenDieWithIt) {
   }
 }
 
+TEST(UpTest, ACleanStopLogsNoWarning) {
+  Cluster cluster({});
+  ASSERT_TRUE(Ask(cluster.Client().get(), GreedyIds(RandomPrompt(1, 70), 20)).ok());
+  cluster.StopInOrder();
+  EXPECT_THAT(cluster.Log(), HasSubstr("draining"));
+  for (const char* level : {" W ", " E ", " C "}) EXPECT_THAT(LinesWith(cluster.Log(), level), ElementsAre());
+}
+
 TEST(SupervisorTest, WorkersGetDisjointCores) {
   if (sysconf(_SC_NPROCESSORS_ONLN) < 2) GTEST_SKIP() << "one core";
   Cluster cluster({.prefill = 1, .decode = 1});
