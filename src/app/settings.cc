@@ -228,6 +228,14 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
                           Text("memory") + ") for weights");
     }
   }
+  if ((command_ & kWorkers) != 0) {
+    const char* const dialed = Given("advertise") ? "advertise" : "listen";
+    const std::string host = Address(dialed).host;
+    if (IsWildcard(host)) {
+      problems->push_back(Get(dialed).where + ": other workers cannot dial " + host +
+                          "; add --advertise HOST:PORT, where port 0 means the port of --listen");
+    }
+  }
   if ((command_ & kWorkers) != 0 && Text("transport") == "local") {
     problems->push_back(Get("transport").where + ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
   }

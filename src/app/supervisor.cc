@@ -320,6 +320,11 @@ void PassOn(const Settings& settings, uint32_t command, std::vector<std::string>
   }
 }
 
+HostPort Dialable(HostPort address) {
+  if (IsWildcard(address.host)) address.host = address.host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+  return address;
+}
+
 std::string CoreText(const std::vector<int>& cores) {
   std::string out;
   for (const int core : cores) out += (out.empty() ? "" : ",") + std::to_string(core);
@@ -356,16 +361,18 @@ std::vector<ChildPlan> PlanChildren(const Settings& settings, const std::vector<
   out.push_back(std::move(router));
 
   const auto shares = SplitCores(cores, usable, workers);
-  // Workers serve each other on the address family and interface that clients use, each on a port of its own.
-  HostPort pair_listen = *ParseHostPort(listen);
+  // Workers serve each other on the address family and interface that clients use, each on a port of its own. Nobody
+  // can dial a wildcard: all of this is one machine, so there it is loopback.
+  HostPort pair_listen = Dialable(*ParseHostPort(listen));
   pair_listen.port = 0;
+  const std::string dial_router = router_address.empty() ? "" : Dialable(*ParseHostPort(router_address)).ToString();
   for (int i = 0; i < workers; ++i) {
     const bool is_prefill = i < prefill;
     const std::string name =
         prefix + (is_prefill ? "prefill-" + std::to_string(i) : "decode-" + std::to_string(i - prefill));
     ChildPlan child{name, {is_prefill ? "prefill" : "decode", settings.Text("model"), "--name", name}};
     auto& arguments = child.arguments;
-    arguments.insert(arguments.end(), {"--listen", pair_listen.ToString(), "--router", router_address});
+    arguments.insert(arguments.end(), {"--listen", pair_listen.ToString(), "--router", dial_router});
     arguments.insert(arguments.end(), {"--host-share", std::to_string(workers)});
     const std::vector<int>& share = shares[static_cast<size_t>(i)];
     if (!share.empty()) arguments.insert(arguments.end(), {"--cores", CoreText(share)});

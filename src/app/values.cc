@@ -135,6 +135,8 @@ bool IsLoopback(std::string_view host) {
   return host.find_first_not_of("0123456789.") == std::string_view::npos;
 }
 
+bool IsWildcard(std::string_view host) { return host.find_first_not_of("0.:*") == std::string_view::npos; }
+
 StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
   std::vector<int32_t> out;
   while (true) {

@@ -26,6 +26,7 @@ struct HostPort {
 };
 StatusOr<HostPort> ParseHostPort(std::string_view text);
 bool IsLoopback(std::string_view host);  // 127.0.0.0/8, ::1, localhost
+bool IsWildcard(std::string_view host);  // 0.0.0.0, :: and their other spellings: every interface, nothing to dial
 
 // Token ids, "1, 2,3": one or more, each from 0 to 2^31 - 1.
 StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);

@@ -15,26 +15,90 @@ namespace {
 constexpr size_t kMaxNameBytes = 128;
 constexpr uint32_t kMaxBlockTokens = 4096;
 constexpr size_t kMaxGroups = 64;
+constexpr uint32_t kMaxBlocks = 1u << 28;
+constexpr uint32_t kMaxContext = 1u << 24;
+constexpr uint32_t kMaxCredits = 1u << 20;
+
+bool IsPrintable(std::string_view text) {  // ASCII without spaces
+  return std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c < 0x7f; });
+}
 
 Status CheckLayout(const WorkerHello& h) {
   const KvLayout& layout = h.layout;
   if (layout.block_tokens == 0 || layout.block_tokens > kMaxBlockTokens || layout.block_tokens % kPageTokens != 0) {
-    return InvalidArgumentError(fmt::format("hello: blocks of {} tokens; a multiple of {} up to {} is needed",
-                                            layout.block_tokens, kPageTokens, kMaxBlockTokens));
+    return FailedPreconditionError(fmt::format("hello: blocks of {} tokens; a multiple of {} up to {} is needed",
+                                               layout.block_tokens, kPageTokens, kMaxBlockTokens));
   }
   if (layout.groups.empty() || layout.groups.size() > kMaxGroups || layout.groups.size() != h.num_blocks.size()) {
-    return InvalidArgumentError(fmt::format("hello: {} KV groups and {} pools; equal numbers from 1 to {} are needed",
-                                            layout.groups.size(), h.num_blocks.size(), kMaxGroups));
+    return FailedPreconditionError(
+        fmt::format("hello: {} KV groups and {} pools; equal numbers from 1 to {} are needed", layout.groups.size(),
+                    h.num_blocks.size(), kMaxGroups));
   }
   for (const KvGroup& g : layout.groups) {
     if (g.num_layers == 0 || g.num_layers > 4096 || g.num_kv_heads == 0 || g.num_kv_heads > 65536 || g.head_dim == 0 ||
         g.head_dim > 65536 || g.head_dim % 2 != 0) {
-      return InvalidArgumentError("hello: a KV group of " + std::to_string(g.num_layers) + " layers, " +
-                                  std::to_string(g.num_kv_heads) + " heads, head_dim " + std::to_string(g.head_dim));
+      return FailedPreconditionError(
+          fmt::format("hello: a KV group of {} layers, {} heads, head_dim {}; 1 to 4096, 1 to 65536, and even up to "
+                      "65536 are needed",
+                      g.num_layers, g.num_kv_heads, g.head_dim));
     }
     if (g.dtype != DType::kF32 && g.dtype != DType::kF16 && g.dtype != DType::kBF16) {
-      return InvalidArgumentError("hello: KV of a quantised type is not known here");
+      return FailedPreconditionError("hello: KV of a quantised type is not known here");
     }
+  }
+  for (const uint32_t blocks : h.num_blocks) {
+    if (blocks == 0 || blocks > kMaxBlocks) {
+      return FailedPreconditionError(
+          fmt::format("hello: a KV pool of {} blocks; 1 to {} are needed", blocks, kMaxBlocks));
+    }
+  }
+  return OkStatus();
+}
+
+// What other workers dial. Empty: it serves none, and then must do everything itself.
+Status CheckAddress(const WorkerHello& h) {
+  const std::string& address = h.self.address;
+  if (address.empty()) {
+    if (h.roles.prefill && h.roles.decode) return OkStatus();
+    return FailedPreconditionError("hello: a prefill or a decode worker needs an address that other workers can dial");
+  }
+  const size_t colon = address.rfind(':');
+  const std::string_view host = std::string_view(address).substr(0, colon);
+  const std::string_view port =
+      colon == std::string::npos ? std::string_view() : std::string_view(address).substr(colon + 1);
+  const bool digits =
+      !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string_view::npos;
+  const int number = digits ? std::atoi(std::string(port).c_str()) : 0;
+  // 0.0.0.0, [::] and their other spellings name every interface here and nothing elsewhere.
+  const bool wildcard = host.find_first_not_of("0.:[]*") == std::string_view::npos;
+  if (!digits || number < 1 || number > 65535 || wildcard || !IsPrintable(address)) {
+    return FailedPreconditionError(fmt::format(
+        "hello: other workers cannot dial {}; a host and a port from 1 to 65535 are needed, see --advertise",
+        IsPrintable(address) ? address : "an address with spaces or control characters"));
+  }
+  return OkStatus();
+}
+
+// Everything that the front and the Router rely on in a Hello, whoever sent it.
+Status CheckHello(const WorkerHello& h) {
+  const std::string& name = h.self.process.name;
+  if (name.empty() || name.size() > kMaxNameBytes || !IsPrintable(name)) {
+    return FailedPreconditionError(
+        fmt::format("hello: a worker name of {} bytes; 1 to {}, printable ASCII without spaces, are needed",
+                    name.size(), kMaxNameBytes));
+  }
+  if (!h.roles.prefill && !h.roles.decode) {
+    return FailedPreconditionError("hello: neither prefill nor decode; at least one role is needed");
+  }
+  BATON_RETURN_IF_ERROR(CheckAddress(h));
+  BATON_RETURN_IF_ERROR(CheckLayout(h));
+  if (h.max_context_tokens < 2 || h.max_context_tokens > kMaxContext) {
+    return FailedPreconditionError(
+        fmt::format("hello: a context of {} tokens; 2 to {} are needed", h.max_context_tokens, kMaxContext));
+  }
+  if (h.submit_credits == 0 || h.submit_credits > kMaxCredits) {
+    return FailedPreconditionError(
+        fmt::format("hello: room for {} requests; 1 to {} are needed", h.submit_credits, kMaxCredits));
   }
   return OkStatus();
 }
@@ -44,12 +108,8 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 }  // namespace
 
 Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) const {
+  BATON_RETURN_IF_ERROR(CheckHello(hello));
   const std::string& name = hello.self.process.name;
-  if (name.empty() || name.size() > kMaxNameBytes) {
-    return InvalidArgumentError(
-        fmt::format("hello: a worker name of {} bytes; 1 to {} are needed", name.size(), kMaxNameBytes));
-  }
-  if (Status s = CheckLayout(hello); !s.ok()) return s;
   if (hello.model.weights != options.model.weights) {
     return FailedPreconditionError(
         fmt::format("worker {} has model \"{}\" ({:016x}), this router serves \"{}\" ({:016x})", name, hello.model.name,

@@ -41,7 +41,8 @@ class Sessions {
   // has arrived by then.
   static constexpr Duration kAliveAfter = std::chrono::seconds(1);
 
-  // Whether a Hello may open a session, before anything changes. Not ok: close the link with it.
+  // Whether a Hello may open a session, before anything changes: the one place that judges one. Not ok: close the link
+  // with it. FAILED_PRECONDITION, whatever the same process would only say again; else it may try again.
   Status Admit(const WorkerHello& hello, const FrontOptions& options) const;
   // The live session of the Hello's name: the same process dialing anew, or a lower incarnation.
   const WorkerSession* OfName(const std::string& name) const;

@@ -142,6 +142,7 @@ ChildId GetChild(const wire::ChildId& from) { return {from.front(), from.number(
 Hash128 GetHash(const wire::Hash128& from) { return {from.high(), from.low()}; }
 PeerAddress GetPeer(const wire::PeerAddress& from, Checker* check) {
   check->AtMost("address length", from.address().size(), kMaxWireName);
+  check->PlainWord("address", from.address());
   return {GetProcess(from.process(), check), from.address()};
 }
 ModelIdentity GetModel(const wire::ModelIdentity& from, Checker* check) {

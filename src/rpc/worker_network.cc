@@ -288,6 +288,7 @@ class Network final : public WorkerNetwork {
     BATON_ASSIGN_OR_RETURN(BoundServer bound, BuildServer(options_.listen, &builder));
     server_ = std::move(bound.server);
     address_ = options_.advertise.empty() ? bound.address : options_.advertise;
+    if (address_.ends_with(":0")) address_.replace(address_.size() - 1, 1, std::to_string(bound.port));
     return OkStatus();
   }
 

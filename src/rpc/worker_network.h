@@ -28,7 +28,7 @@ namespace baton {
 struct WorkerNetworkOptions {
   // host:port for pair sessions; port 0 takes a free one. Empty: none (a unified worker alone with its router).
   std::string listen = "127.0.0.1:0";
-  // What peers dial; empty: the listening host with the real port.
+  // What peers dial; empty: the listening host. Port 0 is the real port.
   std::string advertise;
   std::vector<Endpoint> routers;
   std::chrono::milliseconds redial_first{50};

@@ -21,7 +21,13 @@ class Session final : public LinkOwner<wire::WorkerMessage>,
 
   // ---- gRPC's threads, one after the other ----
   Status OnMessage(const wire::WorkerMessage& message) override {
-    BATON_ASSIGN_OR_RETURN(WorkerMessage value, Decode(message));
+    StatusOr<WorkerMessage> decoded = Decode(message);
+    if (!decoded.ok()) {
+      // Of a Hello it is the last word: the next one would say the same.
+      if (link_ == LinkId{0}) return FailedPreconditionError(decoded.status().message());
+      return decoded.status();
+    }
+    WorkerMessage& value = *decoded;
     if (auto* hello = std::get_if<WorkerHello>(&value)) {
       if (link_ != LinkId{0}) return InvalidArgumentError("worker session: a second hello");
       name_ = ToString(hello->self.process);

@@ -170,7 +170,7 @@ class InProcessCluster {
 
   void Boot(size_t index) {
     Worker& w = *workers_[index];
-    w.self = {{w.name, {1, 1000 + index}}, w.name};
+    w.self = {{w.name, {1, 1000 + index}}, w.name + ":1"};
     w.device = Must(CpuDevice::Create({.threads = options_.threads, .cpus = {}, .kernels = options_.kernels}));
     w.model = Must(LoadedModel::Load(*file_, w.device->pool()));
     EngineOptions o;

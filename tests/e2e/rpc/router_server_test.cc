@@ -580,6 +580,22 @@ TEST_F(RouterServerTest, ASecondLiveWorkerOfANameIsRefusedAndARestartIsNot) {
   EXPECT_TRUE(third.refused().ok());
 }
 
+TEST_F(RouterServerTest, AWorkerThatSaysOddThingsOfItselfIsToldWhatAndNotDialedAgain) {
+  StartRouter();
+  ScriptedWorker::Options broken;  // refused by the codec
+  broken.routers = {{router_->address(), nullptr}};
+  broken.name = "a b";
+  ScriptedWorker::Options odd;  // refused by the front
+  odd.routers = broken.routers;
+  odd.credits = 0;
+  for (const auto& [options, words] : {std::pair(broken, "process.name"), std::pair(odd, "room for 0 requests")}) {
+    ScriptedWorker worker(options);
+    ASSERT_TRUE(Eventually([&] { return !worker.refused().ok(); })) << words;
+    EXPECT_EQ(worker.refused().code(), Code::kFailedPrecondition);
+    EXPECT_THAT(worker.refused().message(), HasSubstr(words));
+  }
+}
+
 TEST_F(RouterServerTest, InsideOneProcessEverythingWorksWithoutASocket) {
   StartRouter();
   ScriptedWorker::Options options;

@@ -66,6 +66,19 @@ std::vector<uint32_t> UpTo(uint32_t n) {
   return out;
 }
 
+TEST(WorkerNetworkTest, WhatIsAdvertisedWithPortZeroHasThePortThatIsListenedOn) {
+  Node plain;
+  EXPECT_EQ(plain.network->pair_address().rfind("127.0.0.1:", 0), 0u);
+  WorkerNetworkOptions options;
+  options.advertise = "worker.example:0";
+  Node named(options);
+  const std::string address = named.network->pair_address();
+  EXPECT_EQ(address.rfind("worker.example:", 0), 0u) << address;
+  EXPECT_NE(address, "worker.example:0");
+  options.advertise = "worker.example:7000";
+  EXPECT_EQ(Node(options).network->pair_address(), "worker.example:7000");
+}
+
 // No link had LinkDown twice, or anything after it, or a message before LinkUp.
 void ExpectLawfulLives(Node* node) {
   node->Read();

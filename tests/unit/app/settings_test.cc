@@ -175,6 +175,19 @@ TEST(SettingsTest, AListenBeyondThisMachineNeedsTheOperatorsWord) {
   }
 }
 
+TEST(SettingsTest, AWorkerNeedsAnAddressThatOthersCanDial) {
+  for (const char* listen : {"0.0.0.0:7000", "[::]:7000", "0:7000"}) {
+    SettingsInput input = Input(kDecode);
+    input.flags["insecure-listen"] = "true";
+    input.flags["listen"] = listen;
+    EXPECT_THAT(Refusal(input), HasSubstr("add --advertise HOST:PORT")) << listen;
+    input.flags["advertise"] = "0.0.0.0:7000";
+    EXPECT_THAT(Refusal(input), HasSubstr("--advertise: other workers cannot dial 0.0.0.0"));
+    input.flags["advertise"] = "worker.example:0";
+    EXPECT_EQ(Refusal(input), "") << listen;
+  }
+}
+
 TEST(ValuesTest, SizesTimesAndCoresMeanWhatTheySay) {
   EXPECT_EQ(*ParseBytes("auto"), 0u);
   EXPECT_EQ(*ParseBytes("1048576"), 1048576u);

@@ -88,6 +88,20 @@ TEST(PlanChildrenTest, ARouterAndAProcessPerRoleWithWhatTheUserAskedFor) {
   EXPECT_EQ(cores, (std::set<std::string>{"4,5,6", "7,8", "9,10"}));
 }
 
+TEST(PlanChildrenTest, WorkersOfAWildcardListenAndDialOnLoopback) {
+  for (const auto& [all, loopback] : {std::pair("0.0.0.0", "127.0.0.1"), std::pair("[::]", "[::1]")}) {
+    const std::string listen = std::string(all) + ":4000";
+    const Settings settings = Resolve(
+        {{"model", "m.gguf"}, {"prefill", "1"}, {"decode", "1"}, {"listen", listen}, {"insecure-listen", "true"}});
+    const auto plan = PlanChildren(settings, Cores(1), 1, listen, listen);
+    EXPECT_EQ(After(plan[0], "--listen"), listen);
+    for (size_t i = 1; i < plan.size(); ++i) {
+      EXPECT_EQ(After(plan[i], "--listen"), std::string(loopback) + ":0");
+      EXPECT_EQ(After(plan[i], "--router"), std::string(loopback) + ":4000");
+    }
+  }
+}
+
 TEST(PlanChildrenTest, EveryPlannedCommandLineIsOneThatItsCommandKnows) {
   const Settings settings = Resolve({{"model", "m.gguf"},
                                      {"prefill", "1"},

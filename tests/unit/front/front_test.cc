@@ -731,16 +731,85 @@ TEST(Front, ARestartTakesTheNameAsSoonAsTheOldSessionEndsAndTheOldStartIsRefused
   FrontBench b;
   const LinkId old = b.Up(HelloOf("w", true, true, 1));
   const LinkId young = b.Up(HelloOf("w", true, true, 2));
-  ASSERT_EQ(b.out.close.size(), 1u);
-  EXPECT_EQ(b.out.close[0].link, old);
-  EXPECT_EQ(b.out.close[0].why.code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(b.out.empty()) << "it waits";
+  b.Down(old);
+  ASSERT_EQ(b.Sent<FrontHello>().size(), 1u);
+  EXPECT_EQ(b.Sent<FrontHello>()[0].first, young);
   const LinkId late = b.Up(HelloOf("w", true, true, 1));
   ASSERT_EQ(b.out.close.size(), 1u);
   EXPECT_EQ(b.out.close[0].link, late);
+  EXPECT_EQ(b.out.close[0].why.code(), Code::kFailedPrecondition);
   EXPECT_THAT(b.out.close[0].why.message(), HasSubstr("superseded"));
   b.Submit("hello");
   ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
   EXPECT_EQ(b.Sent<DecodeCommand>()[0].first, young);
+}
+
+TEST(Front, ASecondLiveWorkerOfANameIsRefusedInWordsAndTheFirstServesOn) {
+  FrontBench b;
+  const LinkId first = b.Up(HelloOf("w", true, true, 1));
+  WorkerHello twin = HelloOf("w", true, true, 2);
+  twin.self.address = "elsewhere:77";
+  const LinkId second = b.Up(twin);
+  b.Pass(milliseconds(999));
+  b.Beat(first);  // may be what a dead process had sent
+  EXPECT_TRUE(b.out.close.empty());
+  b.Pass(milliseconds(1));
+  b.Beat(first);
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, second);
+  EXPECT_EQ(b.out.close[0].why.code(), Code::kFailedPrecondition);
+  for (const char* part : {"start 1 (w.host:9000)", "start 2 (elsewhere:77)", "--name"}) {
+    EXPECT_THAT(b.out.close[0].why.message(), HasSubstr(part));
+  }
+  b.Submit("hello");
+  ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+  EXPECT_EQ(b.Sent<DecodeCommand>()[0].first, first);
+  b.Down(first);
+  EXPECT_TRUE(b.Sent<FrontHello>().empty()) << "the refused one is not remembered";
+}
+
+TEST(Front, ANewerStartReplacesOneThatIsSilent) {
+  FrontBench b;
+  const LinkId old = b.Up(HelloOf("w", true, true, 1));
+  const LinkId young = b.Up(HelloOf("w", true, true, 2));
+  b.Pass(seconds(3));
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, old);
+  ASSERT_EQ(b.Sent<FrontHello>().size(), 1u);
+  EXPECT_EQ(b.Sent<FrontHello>()[0].first, young);
+}
+
+TEST(Front, TheSameProcessDialingAnewEndsItsOlderSessionAtOnce) {
+  FrontBench b;
+  const LinkId old = b.Up(HelloOf("w", true, true, 1));
+  const LinkId again = b.Up(HelloOf("w", true, true, 1));
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, old);
+  EXPECT_EQ(b.out.close[0].why.code(), Code::kUnavailable) << "it is not refused";
+  ASSERT_EQ(b.Sent<FrontHello>().size(), 1u);
+  EXPECT_EQ(b.Sent<FrontHello>()[0].first, again);
+}
+
+TEST(Front, OfSeveralThatWaitForANameTheHighestStartGetsIt) {
+  FrontBench b;
+  const LinkId first = b.Up(HelloOf("w", true, true, 1));
+  const LinkId second = b.Up(HelloOf("w", true, true, 2));
+  const LinkId fourth = b.Up(HelloOf("w", true, true, 4));
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, second);
+  EXPECT_EQ(b.out.close[0].why.code(), Code::kFailedPrecondition);
+  const LinkId third = b.Up(HelloOf("w", true, true, 3));
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, third);
+  const LinkId redialed = b.Up(HelloOf("w", true, true, 4));
+  ASSERT_EQ(b.out.close.size(), 1u);
+  EXPECT_EQ(b.out.close[0].link, fourth);
+  EXPECT_EQ(b.out.close[0].why.code(), Code::kUnavailable);
+  b.Down(fourth);  // closed already: nothing changes for the one that waits now
+  b.Down(first);
+  ASSERT_EQ(b.Sent<FrontHello>().size(), 1u);
+  EXPECT_EQ(b.Sent<FrontHello>()[0].first, redialed);
 }
 
 TEST(Front, AWorkerOfAnotherModelIsRefused) {
@@ -753,18 +822,60 @@ TEST(Front, AWorkerOfAnotherModelIsRefused) {
   EXPECT_EQ(b.front.Snapshot(b.now).workers.size(), 0u);
 }
 
-TEST(Front, ABrokenHelloIsRefusedAndNeverReachesArithmetic) {
-  for (const int kind : {0, 1, 2, 3, 4}) {
+TEST(Front, ABrokenHelloIsRefusedForGoodWithItsValueAndTheLimitAndNeverReachesArithmetic) {
+  struct Case {
+    std::function<void(WorkerHello*)> change;
+    std::string words;
+  };
+  const auto address = [](const std::string& a) { return [a](WorkerHello* h) { h->self.address = a; }; };
+  const std::vector<Case> cases = {
+      {[](WorkerHello* h) { h->layout.block_tokens = 0; }, "blocks of 0 tokens; a multiple of 16 up to 4096"},
+      {[](WorkerHello* h) { h->layout.block_tokens = 24; }, "blocks of 24 tokens"},
+      {[](WorkerHello* h) { h->layout.block_tokens = 1u << 31; }, "blocks of 2147483648 tokens"},
+      {[](WorkerHello* h) { h->num_blocks = {}; }, "1 KV groups and 0 pools"},
+      {[](WorkerHello* h) { h->num_blocks = {0}; }, "a KV pool of 0 blocks; 1 to 268435456"},
+      {[](WorkerHello* h) { h->num_blocks = {UINT32_MAX}; }, "a KV pool of 4294967295 blocks"},
+      {[](WorkerHello* h) { h->layout.groups[0].head_dim = 0; }, "head_dim 0"},
+      {[](WorkerHello* h) { h->layout.groups[0].dtype = static_cast<DType>(99); }, "quantised"},
+      {[](WorkerHello* h) { h->self.process.name = ""; }, "a worker name of 0 bytes; 1 to 128"},
+      {[](WorkerHello* h) { h->self.process.name = "a b"; }, "without spaces"},
+      {[](WorkerHello* h) { h->self.process.name = std::string(129, 'n'); }, "a worker name of 129 bytes"},
+      {[](WorkerHello* h) {
+         h->roles = {false, false};
+       },
+       "at least one role"},
+      {[](WorkerHello* h) { h->max_context_tokens = 1; }, "a context of 1 tokens; 2 to 16777216"},
+      {[](WorkerHello* h) { h->max_context_tokens = UINT32_MAX; }, "a context of 4294967295 tokens"},
+      {[](WorkerHello* h) { h->submit_credits = 0; }, "room for 0 requests; 1 to 1048576"},
+      {[](WorkerHello* h) { h->submit_credits = UINT32_MAX; }, "room for 4294967295 requests"},
+      {address("0.0.0.0:9000"), "cannot dial 0.0.0.0:9000"},
+      {address("[::]:9000"), "cannot dial [::]:9000"},
+      {address("0:9000"), "cannot dial 0:9000"},
+      {address("host:0"), "cannot dial host:0"},
+      {address("host:65536"), "cannot dial host:65536"},
+      {address("host"), "cannot dial host"},
+      {address(":9000"), "cannot dial :9000"},
+      {address("a\nb:9000"), "control characters"},
+      {[](WorkerHello* h) {
+         h->self.address = "", h->roles = {true, false};
+       },
+       "needs an address"},
+  };
+  for (const Case& c : cases) {
     FrontBench b;
     WorkerHello h = HelloOf("w", true, true);
-    if (kind == 0) h.layout.block_tokens = 0;
-    if (kind == 1) h.num_blocks = {};
-    if (kind == 2) h.layout.groups[0].head_dim = 0;
-    if (kind == 3) h.self.process.name = "";
-    if (kind == 4) h.layout.groups[0].dtype = static_cast<DType>(99);
+    c.change(&h);
     b.Up(h);
-    EXPECT_EQ(b.out.close.size(), 1u) << kind;
+    ASSERT_EQ(b.out.close.size(), 1u) << c.words;
+    EXPECT_EQ(b.out.close[0].why.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(b.out.close[0].why.message(), HasSubstr(c.words));
+    EXPECT_TRUE(b.out.to_workers.empty()) << c.words;
   }
+  FrontBench b;
+  WorkerHello alone = HelloOf("w", true, true);
+  alone.self.address = "";
+  b.Up(alone);
+  EXPECT_TRUE(b.out.close.empty()) << "one that does everything needs no peers";
 }
 
 TEST(Front, AWorkerWithoutAHeartbeatForThreeSecondsIsHungAndItsEpochsEnd) {

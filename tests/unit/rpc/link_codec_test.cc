@@ -111,6 +111,22 @@ void ExpectRefused(const wire::FrontCommand& in, const std::string& field) {
   EXPECT_THAT(decoded.status().message(), HasSubstr(field));
 }
 
+TEST(LinkCodec, NamesAndAddressesThatWouldBreakALogLineAreRefused) {
+  for (const char* odd : {"a b", "a\nb", "\x1b[31m", "\xc3\xa9"}) {
+    for (const bool name : {true, false}) {
+      wire::WorkerMessage in;
+      for (uint64_t seed = 0; !in.has_hello(); ++seed) Encode(Filler(seed).Message<WorkerMessage>(), &in);
+      wire::PeerAddress* self = in.mutable_hello()->mutable_self();
+      if (name) self->mutable_process()->set_name(odd);
+      if (!name) self->set_address(odd);
+      const StatusOr<WorkerMessage> decoded = Decode(in);
+      ASSERT_FALSE(decoded.ok());
+      EXPECT_THAT(decoded.status().message(),
+                  HasSubstr(name ? "process.name: is not printable" : "address: is not printable"));
+    }
+  }
+}
+
 TEST(LinkCodec, WhatAnEngineReliesOnIsCheckedAndNamed) {
   ASSERT_TRUE(Decode(GoodDecode()).ok());
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -226,6 +226,9 @@ class Filler {
     if (p.name.empty()) p.name = "worker";
     for (char& c : p.name) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
   }
+  void Mend(PeerAddress& p) {
+    for (char& c : p.address) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
+  }
   void Mend(TokenLogprob& t) { MendToken(t.id); }
   void Mend(OutputToken& t) { MendToken(t.id); }
   void Mend(KvGroup& g) {
@@ -237,9 +240,7 @@ class Filler {
     l.block_tokens = kPageTokens * (1 + l.block_tokens % 256);
     if (l.groups.empty()) Fill(l.groups.emplace_back());
   }
-  void Mend(WorkerHello& h) {
-    h.num_blocks.resize(h.layout.groups.size());
-  }
+  void Mend(WorkerHello& h) { h.num_blocks.resize(h.layout.groups.size()); }
   void Mend(ChildFailed& f) {
     if (f.why.ok()) f.why = InternalError(f.why.message());
   }
