@@ -165,7 +165,7 @@ int RunCommandLine(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success) == 0 ? kExitDone : kExitFailed;
+    return FinishOutput(app.exit(success) == 0 ? kExitDone : kExitFailed);
   } catch (const CLI::ParseError& error) {
     return Fail(kExitUsage, InvalidArgumentError(std::string(error.what()) + " (--help shows what is possible)"));
   }

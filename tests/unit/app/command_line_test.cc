@@ -132,8 +132,9 @@ TEST_F(CommandLineTest, ACacheOfFewerThanFourBlocksIsRefusedWithTheLeast) {
 }
 
 TEST_F(CommandLineTest, OutputThatCannotBeWrittenEndsWithOneAndSaysSo) {
-  for (const std::string command :
-       {"tokenize '" + kTiny + "' x", "detokenize '" + kTiny + "' 5", "model inspect '" + kTiny + "'"}) {
+  for (const std::string& command : {"tokenize '" + kTiny + "' x", "detokenize '" + kTiny + "' 5",
+                                     "model inspect '" + kTiny + "'", std::string("--help"), std::string("--version"),
+                                     std::string("up --help"), "up '" + kTiny + "' --print-config"}) {
     Process process(folder_, {"/bin/sh", "-c", "exec '" BATON_BINARY "' " + command + " > /dev/full"});
     EXPECT_EQ(process.Wait(milliseconds(30'000)).value_or(-1), 1) << command;
     EXPECT_THAT(process.err(), HasSubstr("cannot write to standard output")) << command;
