@@ -90,9 +90,15 @@ int RunParsed(const ParsedCommand& command) {
     input.config_text = *std::move(text);
     input.config_name = config_file;
   }
+  bool print_config = command.print_config;
+  if (const auto text = input.environment("BATON_PRINT_CONFIG"); text && !print_config) {
+    const auto flag = ParseFlag(*text);
+    if (!flag.ok()) return Fail(kExitUsage, flag.status().Annotate("BATON_PRINT_CONFIG"));
+    print_config = *flag;
+  }
   auto settings = Settings::Resolve(input);
   if (!settings.ok()) return Fail(kExitUsage, settings.status());
-  if (command.print_config) {
+  if (print_config) {
     std::fputs(settings->Print().c_str(), stdout);
     return FinishOutput(kExitDone);
   }

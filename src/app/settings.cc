@@ -149,7 +149,10 @@ StatusOr<Settings> Settings::Resolve(const SettingsInput& input) {
       for (const auto& [key, node] : table) {
         const std::string name(key.str());
         const auto text = TomlText(node);
-        if (!IsKnownOption(name)) {
+        if (name == "config" || name == "print-config") {
+          problems.push_back(input.config_name + ": " + name + " is no key of a file; give it as --" + name + " or " +
+                             EnvironmentName(name));
+        } else if (!IsKnownOption(name)) {
           problems.push_back(input.config_name + ": unknown key " + name + Suggestion(name));
         } else if (!text) {
           problems.push_back(input.config_name + ": " + name + " is not a plain value");

@@ -390,6 +390,7 @@ int RunSupervisor(const Settings& settings) {
   if (auto file = ModelFile::Open(settings.Text("model")); !file.ok()) return Fail(kExitUsage, file.status());
   // Children get everything as flags.
   for (const OptionSpec& spec : AllOptions()) unsetenv(EnvironmentName(spec.name).c_str());
+  unsetenv("BATON_CONFIG");
   return Supervisor(settings).Run();
 }
 

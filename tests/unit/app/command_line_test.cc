@@ -172,6 +172,16 @@ TEST_F(CommandLineTest, PrintConfigShowsEveryValueWithItsOriginAndReadsBack) {
   EXPECT_THAT(again.out, HasSubstr("max-queue = 3 "));
 }
 
+TEST_F(CommandLineTest, PrintConfigIsAnActionInTheEnvironmentTooAndNoKeyOfAFile) {
+  const Outcome printed = Run({"up", kTiny}, {{"BATON_PRINT_CONFIG", "1"}});
+  EXPECT_EQ(printed.code, 0) << printed.err;
+  EXPECT_THAT(printed.out, HasSubstr("max-running = 64 "));
+  EXPECT_EQ(Run({"up", kTiny, "--print-config"}, {{"BATON_PRINT_CONFIG", "false"}}).out, printed.out);
+  ExpectRefused(Run({"up", kTiny}, {{"BATON_PRINT_CONFIG", "maybe"}}), "BATON_PRINT_CONFIG: 'maybe'");
+  ExpectRefused(Run({"up", kTiny, "--config", Write("a.toml", "print-config = true\n")}),
+                "print-config is no key of a file; give it as --print-config or BATON_PRINT_CONFIG");
+}
+
 TEST_F(CommandLineTest, TokenizeTakesAndGivesOneJsonValueALine) {
   const std::string lines = "\"\"\n\"The town\"\n\"<|im_start|>user\\n\\u00e9\"\n";
   const Outcome batch = Run({"tokenize", kTiny, "--batch", Write("texts.jsonl", lines)});
