@@ -97,7 +97,12 @@ int Show(const Settings& settings, const Answer& answer) {
     if (!json && !answer.text.empty()) std::fputs("\n", stdout);
     std::fflush(stdout);
     std::string message = settings.Text("server") + ": " + answer.result.status.ToString();
-    if (!answer.result.reason.empty()) message += " (" + answer.result.reason + ")";
+    if (!answer.result.reason.empty()) {
+      message += " (" + answer.result.reason + ")";
+    } else if (answer.result.status.code() == Code::kUnavailable && answer.text.empty()) {
+      // Every router gives a reason: nobody answered.
+      message += "; is a server there? `baton up MODEL` starts one, --server HOST:PORT names another";
+    }
     return Fail(kExitFailed, InternalError(message));
   }
   if (json) {

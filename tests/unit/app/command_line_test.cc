@@ -122,6 +122,9 @@ TEST_F(CommandLineTest, AServerThatIsNotThereEndsWithOne) {
   const Outcome outcome = Run({"chat", "--server", "127.0.0.1:1", "--message", "hello", "--timeout", "2s"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("127.0.0.1:1"));
+  EXPECT_THAT(outcome.err, HasSubstr("`baton up MODEL` starts one"));
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+  EXPECT_THAT(Run({"complete", "x", "--server", "127.0.0.1:1", "--timeout", "2s"}).err, HasSubstr("baton up MODEL"));
 }
 
 TEST_F(CommandLineTest, ACacheOfFewerThanFourBlocksIsRefusedWithTheLeast) {
