@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "app/commands.h"
 #include "app/process.h"
@@ -143,10 +144,11 @@ int RunCommandLine(int argc, const char* const* argv) {
   TextArguments arguments;
   CLI::App* tokenize = app.add_subcommand("tokenize", "Token ids of a text, as a JSON array");
   tokenize->add_option("model", arguments.model, "a .gguf file, or a folder with tokenizer.json")->required();
-  tokenize->add_option("text", arguments.text, "the text; without it, all of standard input");
+  CLI::Option* const text = tokenize->add_option("text", arguments.text, "the text; without it, all of standard input");
   tokenize
       ->add_option("--batch", arguments.batch, "one JSON string a line in, one array a line out; - is standard input")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->excludes(text);
   CLI::App* detokenize = app.add_subcommand("detokenize", "The text of token ids");
   detokenize->add_option("model", arguments.model, "a .gguf file, or a folder with tokenizer.json")->required();
   detokenize->add_option("ids", arguments.text, "1,2,3")->required();
@@ -175,7 +177,10 @@ int RunCommandLine(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     return Fail(kExitUsage, InvalidArgumentError(std::string(error.what()) + " (--help shows what is possible)"));
   }
-  if (tokenize->parsed()) return RunTokenize(arguments.model, arguments.text, arguments.batch);
+  if (tokenize->parsed()) {
+    const bool given = text->count() > 0;  // an empty text is a text
+    return RunTokenize(arguments.model, given ? std::optional(arguments.text) : std::nullopt, arguments.batch);
+  }
   if (detokenize->parsed()) return RunDetokenize(arguments.model, arguments.text);
   if (inspect->parsed()) return RunModelInspect(arguments.model);
   for (const auto& command : commands) {

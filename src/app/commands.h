@@ -2,6 +2,7 @@
 // what went wrong is on stderr by then.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,8 @@ int RunChat(const Settings& settings);
 int RunComplete(const Settings& settings);
 
 // text_commands.cc
-int RunTokenize(const std::string& model, const std::string& text, const std::string& batch_file);
+// `text`: without it, standard input.
+int RunTokenize(const std::string& model, const std::optional<std::string>& text, const std::string& batch_file);
 int RunDetokenize(const std::string& model, const std::string& ids);
 int RunModelInspect(const std::string& model);
 

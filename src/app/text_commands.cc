@@ -51,17 +51,14 @@ int Finish(const Status& status) { return FinishOutput(status.ok() ? kExitDone :
 
 }  // namespace
 
-int RunTokenize(const std::string& model, const std::string& text, const std::string& batch_file) {
+int RunTokenize(const std::string& model, const std::optional<std::string>& text, const std::string& batch_file) {
   auto tokenizer = TokenizerOf(model);
   if (!tokenizer.ok()) return Fail(kExitUsage, tokenizer.status());
   if (batch_file.empty()) {
-    std::string input = text;
-    if (input.empty()) {
-      auto all = ReadAll(std::cin, "standard input");
-      if (!all.ok()) return Fail(kExitUsage, all.status());
-      input = *std::move(all);
-    }
-    return Finish(PrintIds(**tokenizer, std::move(input)));
+    if (text) return Finish(PrintIds(**tokenizer, *text));
+    auto input = ReadAll(std::cin, "standard input");
+    if (!input.ok()) return Fail(kExitUsage, input.status());
+    return Finish(PrintIds(**tokenizer, *std::move(input)));
   }
   if (batch_file == "-") return Finish(PrintBatch(**tokenizer, std::cin, "standard input"));
   std::ifstream in(batch_file, std::ios::binary);

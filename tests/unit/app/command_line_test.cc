@@ -198,6 +198,13 @@ TEST_F(CommandLineTest, TokenizeTakesAndGivesOneJsonValueALine) {
                 "bad.jsonl, line 1: not a JSON string");
 }
 
+TEST_F(CommandLineTest, AnEmptyTextIsATextAndStandardInputStaysUnread) {
+  EXPECT_EQ(Run({"tokenize", kTiny, ""}, {}, "The town").out, "[]\n");
+  EXPECT_NE(Run({"tokenize", kTiny}, {}, "The town").out, "[]\n");
+  EXPECT_EQ(Run({"tokenize", kTiny}, {}, "").out, "[]\n");
+  ExpectRefused(Run({"tokenize", kTiny, "x", "--batch", "-"}, {}, "\"y\"\n"), "--batch");
+}
+
 TEST_F(CommandLineTest, DetokenizeUndoesTokenize) {
   const std::string text = "In 1734 the toll was 12 pence.";
   std::string ids = Run({"tokenize", kTiny, text}).out;
