@@ -8,6 +8,11 @@
 
 namespace baton {
 
+namespace {
+// Of one event that merging makes: well below the 4 MiB that clients take by default.
+constexpr size_t kMaxMergedBytes = size_t{1} << 20;
+}  // namespace
+
 grpc::Status FailureStatus(const Failed& failed) {
   Failed cut = failed;
   cut.status = Status(failed.status.code(), CutMessage(failed.status.message(), kMaxFailureText));
@@ -47,27 +52,52 @@ ClientStream* ClientStream::Start(FrontThread* front, grpc::CallbackServerContex
 }
 
 void ClientStream::OnEvent(ClientEvent event) {
-  std::lock_guard lock(mutex_);
-  if (cancelled_ || done_ || end_) return;
-  if (const auto* failed = std::get_if<Failed>(&event)) {
-    end_ = FailureStatus(*failed);
-  } else {
-    if (std::holds_alternative<Done>(event)) end_ = grpc::Status::OK;
-    v1::GenerateEvent wire;
-    ToWire(event, timings_, &wire);
-    Queue(std::move(wire));
+  ClientHandle gone{};
+  {
+    std::lock_guard lock(mutex_);
+    if (cancelled_ || done_ || end_) return;
+    if (const auto* failed = std::get_if<Failed>(&event)) {
+      end_ = FailureStatus(*failed);
+    } else {
+      const bool last = std::holds_alternative<Done>(event);
+      if (last) end_ = grpc::Status::OK;
+      v1::GenerateEvent wire;
+      ToWire(event, timings_, &wire);
+      Queue(std::move(wire));
+      if (!last && queued_bytes_ > limits_.queue_bytes) {
+        gone = client_;
+        EndEarly(
+            ResourceExhaustedError("the answer is read too slowly: " + std::to_string(queued_bytes_) +
+                                   " bytes of it wait for this client, at most " + std::to_string(limits_.queue_bytes)),
+            "SLOW_CLIENT");
+      }
+    }
+    WriteNext();
+    if (writing_ && (end_ || queue_.size() >= limits_.queue_events)) WatchForSlowness();
   }
-  WriteNext();
-  if (writing_ && (end_ || queue_.size() >= limits_.queue_events)) WatchForSlowness();
+  if (gone != ClientHandle{0}) front_->Gone(gone);
 }
 
 void ClientStream::Queue(v1::GenerateEvent event) {
+  const size_t bytes = event.ByteSizeLong();
+  queued_bytes_ += bytes;
   if (queue_.size() >= limits_.queue_events && event.has_delta()) {
     for (auto earlier = queue_.rbegin(); earlier != queue_.rend(); ++earlier) {
-      if (MergeDelta(event, &*earlier)) return;
+      if (!earlier->event.has_delta() || earlier->event.delta().index() != event.delta().index()) continue;
+      if (earlier->bytes + bytes > kMaxMergedBytes) break;
+      MergeDelta(event, &earlier->event);
+      earlier->bytes += bytes;
+      return;
     }
   }
-  queue_.push_back(std::move(event));
+  queue_.push_back({std::move(event), bytes});
+}
+
+void ClientStream::EndEarly(const Status& why, std::string reason) {
+  spdlog::info("a client's stream ends: {}", why.message());
+  end_ = FailureStatus(Failed{why, std::move(reason), "", {}});
+  queue_.clear();
+  queued_bytes_ = 0;
 }
 
 void ClientStream::WriteNext() {
@@ -76,7 +106,8 @@ void ClientStream::WriteNext() {
     finished_ = true;
     Finish(grpc::Status::CANCELLED);
   } else if (!queue_.empty()) {
-    current_ = std::move(queue_.front());
+    current_ = std::move(queue_.front().event);
+    queued_bytes_ -= queue_.front().bytes;
     queue_.pop_front();
     writing_ = true;
     if (queue_.empty() && end_ && end_->ok()) {
@@ -111,10 +142,17 @@ void ClientStream::OnSlowTimer(uint64_t writes_then) {
     if (done_ || cancelled_ || !writing_) return;
     if (!end_ && queue_.size() < limits_.queue_events) return;  // it caught up
     if (writes_ != writes_then) return WatchForSlowness();      // slow, but alive
-    spdlog::info("a client took nothing for {} ms: its stream is cancelled", limits_.slow_timeout.count());
-    cancelled_ = true;
-    tell_front = !end_;
-    context_->TryCancel();
+    if (end_) {                                                 // told, and still nothing is taken
+      cancelled_ = true;
+      context_->TryCancel();
+    } else {
+      tell_front = true;
+      EndEarly(CancelledError("the client took nothing for " + std::to_string(limits_.slow_timeout.count()) +
+                              " ms while " + std::to_string(queue_.size()) + " events of its answer waited, at most " +
+                              std::to_string(limits_.queue_events)),
+               "SLOW_CLIENT");
+      WatchForSlowness();
+    }
   }
   if (tell_front) front_->Gone(client_);
 }

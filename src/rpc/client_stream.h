@@ -1,9 +1,10 @@
 // One client call's way back: the events of a front, written to a gRPC stream (ClientStream) or gathered into one
 // answer (ClientAnswer). Private to rpc.
 //
-// Threads: OnEvent on the front thread, reactions on gRPC's. Always true: the queue is bounded; when it is full
-// a delta joins the last one of its choice; a client that takes nothing for the timeout while its queue is full,
-// or while its answer is over, is cancelled. The object owns itself until gRPC is done with the call.
+// Threads: OnEvent on the front thread, reactions on gRPC's. Always true: the queue is bounded in events and in bytes;
+// beyond the events a delta joins the last one of its choice, beyond the bytes the answer ends; a client that takes
+// nothing for the timeout while its queue is full is told so, and one that takes nothing once its answer is over is
+// cut off. The object owns itself until gRPC is done with the call.
 #pragma once
 
 #include <grpcpp/alarm.h>
@@ -37,9 +38,14 @@ class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
   ClientStream(FrontThread* front, grpc::CallbackServerContext* context, StreamLimits limits)
       : front_(front), context_(context), limits_(limits) {}
 
-  void Queue(v1::GenerateEvent event);  // lock held
-  void WriteNext();                     // lock held
-  void WatchForSlowness();              // lock held
+  struct Waiting {
+    v1::GenerateEvent event;
+    size_t bytes = 0;
+  };
+  void Queue(v1::GenerateEvent event);                   // lock held
+  void EndEarly(const Status& why, std::string reason);  // lock held: nothing that waits is written any more
+  void WriteNext();                                      // lock held
+  void WatchForSlowness();                               // lock held
   void OnSlowTimer(uint64_t writes_then);
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -53,7 +59,8 @@ class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
 
   std::mutex mutex_;
   ClientHandle client_{};
-  std::deque<v1::GenerateEvent> queue_;
+  std::deque<Waiting> queue_;
+  size_t queued_bytes_ = 0;
   v1::GenerateEvent current_;  // being written
   bool writing_ = false;
   bool cancelled_ = false;

@@ -75,7 +75,7 @@ void InferenceService::Describe(v1::Model* model) const {
 
 grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(grpc::CallbackServerContext* context,
                                                                         const v1::GenerateRequest* request) {
-  const StreamLimits limits{options_.stream_queue_events, options_.slow_client_timeout};
+  const StreamLimits limits{options_.stream_queue_events, options_.stream_queue_bytes, options_.slow_client_timeout};
   return ClientStream::Start(front_, context, limits, Accept(*context, *request));
 }
 

@@ -16,6 +16,7 @@ namespace baton {
 // What a client's stream holds at most, and for how long.
 struct StreamLimits {
   size_t queue_events = 256;
+  size_t queue_bytes = size_t{8} << 20;
   std::chrono::milliseconds slow_timeout{30000};
 };
 

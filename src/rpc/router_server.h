@@ -38,7 +38,8 @@ struct RouterServerOptions {
   const ChatTemplate* chat = nullptr;    // may be null
 
   size_t stream_queue_events = 256;                      // per client stream; a slower reader gets merged deltas
-  std::chrono::milliseconds slow_client_timeout{30000};  // then CANCELLED
+  size_t stream_queue_bytes = size_t{8} << 20;           // waiting for one client; beyond, RESOURCE_EXHAUSTED
+  std::chrono::milliseconds slow_client_timeout{30000};  // without a read while the queue is full; then CANCELLED
   size_t max_request_bytes = size_t{16} << 20;           // of a client's message
   size_t max_worker_bytes = size_t{64} << 20;            // of a worker's message
   uint32_t max_concurrent_streams = 8192;                // per connection

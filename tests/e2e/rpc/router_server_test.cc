@@ -359,6 +359,30 @@ TEST_F(RawTest, AClientThatReadsNothingForTheTimeoutIsCancelledAndItsWorkEnds) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST_F(RawTest, AClientForWhomTooManyBytesWaitGetsWhatWasWrittenAndThenTheLimit) {
+  RouterServerOptions options = TestOptions(&tokenizer_);
+  options.stream_queue_events = 8;
+  options.stream_queue_bytes = 2000;
+  StartRouter(options);
+  StartWorker(std::chrono::milliseconds(2), /*batch=*/10);
+  const auto stub = v1::Inference::NewStub(Channel(/*window=*/1024));
+  v1::GenerateRequest request;
+  request.set_text("hello");
+  request.mutable_stopping()->set_max_tokens(4000);
+  grpc::ClientContext context;
+  const auto stream = stub->Generate(&context, request);
+  ASSERT_TRUE(Eventually([&] { return worker_->cancels() == 1 && worker_->running() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return router_->front().live() == 0; }));
+  std::string text;
+  v1::GenerateEvent event;
+  while (stream->Read(&event)) text += event.delta().text();
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("bytes of it wait for this client, at most 2000"));
+  EXPECT_LT(text.size(), 4000u);
+  EXPECT_EQ(text, AnswerText(5, static_cast<uint32_t>(text.size()))) << "a prefix, without a hole";
+}
+
 TEST_F(RawTest, HealthFollowsTheWorkersAndTheDrain) {
   const std::string serving = "\x08\x01", not_serving = "\x08\x02";
   StartRouter();
