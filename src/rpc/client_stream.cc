@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "rpc/grpc_setup.h"
 #include "rpc/link_stream.h"
 #include "rpc/request_codec.h"
 
@@ -106,7 +107,7 @@ void ClientStream::WriteNext() {
     finished_ = true;
     Finish(grpc::Status::CANCELLED);
   } else if (!queue_.empty()) {
-    current_ = std::move(queue_.front().event);
+    current_ = ToBytes(queue_.front().event);
     queued_bytes_ -= queue_.front().bytes;
     queue_.pop_front();
     writing_ = true;
@@ -185,14 +186,14 @@ void ClientStream::OnDone() {
 
 // ---- one answer -------------------------------------------------------------------------------------------
 
-ClientAnswer* ClientAnswer::Start(FrontThread* front, v1::GenerateResult* result, StatusOr<ClientRequest> request) {
-  auto answer = std::shared_ptr<ClientAnswer>(new ClientAnswer(front, result));
+ClientAnswer* ClientAnswer::Start(FrontThread* front, grpc::ByteBuffer* response, StatusOr<ClientRequest> request) {
+  auto answer = std::shared_ptr<ClientAnswer>(new ClientAnswer(front, response));
   answer->self_ = answer;
   Status refused = request.status();
   if (request.ok()) {
     answer->timings_ = request->timings;
-    result->set_request_id(request->request_id);
-    result->set_model(request->model);
+    answer->result_.set_request_id(request->request_id);
+    answer->result_.set_model(request->model);
     const StatusOr<ClientHandle> client = front->Submit(*std::move(request), answer);
     refused = client.status();
     std::lock_guard lock(answer->mutex_);
@@ -207,13 +208,14 @@ void ClientAnswer::OnEvent(ClientEvent event) {
   std::lock_guard lock(mutex_);
   if (finished_) return;
   if (const auto* failed = std::get_if<Failed>(&event)) return End(FailureStatus(*failed));
-  AddToResult(event, timings_, result_);
+  AddToResult(event, timings_, &result_);
   if (std::holds_alternative<Done>(event)) End(grpc::Status::OK);
 }
 
 void ClientAnswer::End(const grpc::Status& status) {
   if (finished_) return;
   finished_ = true;
+  if (status.ok()) *response_ = ToBytes(result_);
   Finish(status);
 }
 

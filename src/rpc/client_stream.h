@@ -25,7 +25,7 @@ namespace baton {
 // The status of a failed call, with its ErrorDetail.
 grpc::Status FailureStatus(const Failed& failed);
 
-class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
+class ClientStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                            public ClientSink,
                            public std::enable_shared_from_this<ClientStream> {
  public:
@@ -61,7 +61,7 @@ class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
   ClientHandle client_{};
   std::deque<Waiting> queue_;
   size_t queued_bytes_ = 0;
-  v1::GenerateEvent current_;  // being written
+  grpc::ByteBuffer current_;  // being written
   bool writing_ = false;
   bool cancelled_ = false;
   bool finished_ = false;            // Finish was called
@@ -74,17 +74,18 @@ class ClientStream final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
 
 class ClientAnswer final : public grpc::ServerUnaryReactor, public ClientSink {
  public:
-  static ClientAnswer* Start(FrontThread* front, v1::GenerateResult* result, StatusOr<ClientRequest> request);
+  static ClientAnswer* Start(FrontThread* front, grpc::ByteBuffer* response, StatusOr<ClientRequest> request);
   void OnEvent(ClientEvent event) override;
 
  private:
-  ClientAnswer(FrontThread* front, v1::GenerateResult* result) : front_(front), result_(result) {}
+  ClientAnswer(FrontThread* front, grpc::ByteBuffer* response) : front_(front), response_(response) {}
   void End(const grpc::Status& status);  // lock held
   void OnCancel() override;
   void OnDone() override { const std::shared_ptr<ClientAnswer> self = std::move(self_); }
 
   FrontThread* const front_;
-  v1::GenerateResult* const result_;  // until finished
+  grpc::ByteBuffer* const response_;  // until finished
+  v1::GenerateResult result_;
   std::shared_ptr<ClientAnswer> self_;
   bool timings_ = false;
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 #include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "baton/check.h"
 
 namespace baton {
 
@@ -85,13 +87,43 @@ void LogFromGrpc(gpr_log_func_args* args) {
   spdlog::debug("grpc {}:{}: {}", args->file, args->line, args->message);
 }
 
+// Where Parse listens: only protobuf's log says which field is not UTF-8.
+thread_local std::string* complaint = nullptr;
+
 // Clients can make protobuf complain about their bytes; that is their error, not a line for the operator.
 void LogFromProtobuf(google::protobuf::LogLevel level, const char* file, int line, const std::string& message) {
+  if (complaint != nullptr) *complaint = message;
   if (level == google::protobuf::LOGLEVEL_FATAL) spdlog::critical("protobuf {}:{}: {}", file, line, message);
   spdlog::debug("protobuf {}:{}: {}", file, line, message);
 }
 
 }  // namespace
+
+Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message* out) {
+  grpc::ByteBuffer shared(bytes);  // the reader wants one that it may change
+  grpc::ProtoBufferReader reader(&shared);
+  std::string words;
+  complaint = &words;
+  const bool parsed = reader.status().ok() && out->ParseFromZeroCopyStream(&reader);
+  complaint = nullptr;
+  if (parsed) return OkStatus();
+  // "String field 'baton.v1.GenerateRequest.text' contains invalid UTF-8 data ..."
+  const size_t begin = words.find('\''), end = words.find('\'', begin + 1);
+  if (begin != std::string::npos && end != std::string::npos && words.find("UTF-8") != std::string::npos) {
+    return InvalidArgumentError("request: " + words.substr(begin + 1, end - begin - 1) + " is not valid UTF-8");
+  }
+  return InvalidArgumentError("request: these " + std::to_string(bytes.Length()) + " bytes are no " +
+                              out->GetTypeName() + "; is the client's .proto file this server's?");
+}
+
+grpc::ByteBuffer ToBytes(const google::protobuf::Message& message) {
+  grpc::ByteBuffer out;
+  bool own = false;
+  const grpc::Status status =
+      grpc::GenericSerialize<grpc::ProtoBufferWriter, google::protobuf::Message>(message, &out, &own);
+  BATON_CHECK(status.ok(), status.error_message());
+  return out;
+}
 
 void RouteGrpcLogs() {
   static const bool once = [] {

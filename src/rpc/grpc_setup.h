@@ -2,6 +2,7 @@
 // to rpc.
 #pragma once
 
+#include <google/protobuf/message.h>
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
@@ -64,6 +65,11 @@ struct BoundServer {
 };
 // Adds the listening port and starts. The port is never shared with another process.
 StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder);
+
+// A message that came as bytes. INVALID_ARGUMENT with the field that is not UTF-8, or the number of bytes that are no
+// such message.
+Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message* out);
+grpc::ByteBuffer ToBytes(const google::protobuf::Message& message);
 
 // The own log lines of gRPC and protobuf go to ours, as debug. Idempotent.
 void RouteGrpcLogs();

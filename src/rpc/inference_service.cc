@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "rpc/client_stream.h"
+#include "rpc/grpc_setup.h"
 #include "rpc/link_stream.h"
 #include "rpc/request_codec.h"
 #include "text/detokenizer.h"
@@ -34,12 +35,13 @@ InferenceService::InferenceService(const RouterServerOptions& options, FrontThre
       front_(front) {}
 
 StatusOr<ClientRequest> InferenceService::Accept(const grpc::CallbackServerContext& context,
-                                                 const v1::GenerateRequest& request) const {
-  const size_t bytes = request.ByteSizeLong();
-  if (bytes > options_.max_request_bytes) {
-    return InvalidArgumentError("request: " + std::to_string(bytes) + " bytes are above the limit of " +
+                                                 const grpc::ByteBuffer& bytes) const {
+  if (bytes.Length() > options_.max_request_bytes) {
+    return InvalidArgumentError("request: " + std::to_string(bytes.Length()) + " bytes are above the limit of " +
                                 std::to_string(options_.max_request_bytes));
   }
+  v1::GenerateRequest request;
+  BATON_RETURN_IF_ERROR(Parse(bytes, &request));
   // Before anything answers with it.
   BATON_RETURN_IF_ERROR(CheckRequestId(request.request_id()));
   BATON_ASSIGN_OR_RETURN(ClientRequest out, FromWire(request));
@@ -73,14 +75,14 @@ void InferenceService::Describe(v1::Model* model) const {
   model->mutable_eos_token_ids()->Add(eos.begin(), eos.end());
 }
 
-grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(grpc::CallbackServerContext* context,
-                                                                        const v1::GenerateRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                                       const grpc::ByteBuffer* request) {
   const StreamLimits limits{options_.stream_queue_events, options_.stream_queue_bytes, options_.slow_client_timeout};
   return ClientStream::Start(front_, context, limits, Accept(*context, *request));
 }
 
 grpc::ServerUnaryReactor* InferenceService::Complete(grpc::CallbackServerContext* context,
-                                                     const v1::GenerateRequest* request, v1::GenerateResult* result) {
+                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* result) {
   return ClientAnswer::Start(front_, result, Accept(*context, *request));
 }
 

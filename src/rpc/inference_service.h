@@ -20,14 +20,21 @@ struct StreamLimits {
   std::chrono::milliseconds slow_timeout{30000};
 };
 
-class InferenceService final : public v1::Inference::CallbackService {
+// gRPC itself answers bytes that protobuf cannot read, with UNIMPLEMENTED and no text. So the two calls that carry
+// prompts come as bytes and are parsed here.
+using InferenceCallbacks = v1::Inference::WithRawCallbackMethod_Generate<v1::Inference::WithRawCallbackMethod_Complete<
+    v1::Inference::WithCallbackMethod_Tokenize<v1::Inference::WithCallbackMethod_Detokenize<
+        v1::Inference::WithCallbackMethod_Cancel<v1::Inference::WithCallbackMethod_ListModels<
+            v1::Inference::WithCallbackMethod_GetModel<v1::Inference::Service>>>>>>>;
+
+class InferenceService final : public InferenceCallbacks {
  public:
   InferenceService(const RouterServerOptions& options, FrontThread* front);
 
-  grpc::ServerWriteReactor<v1::GenerateEvent>* Generate(grpc::CallbackServerContext* context,
-                                                        const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-                                     v1::GenerateResult* result) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* result) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
                                      v1::TokenizeResponse* response) override;
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
@@ -41,7 +48,7 @@ class InferenceService final : public v1::Inference::CallbackService {
 
  private:
   // The request with the call's deadline in it.
-  StatusOr<ClientRequest> Accept(const grpc::CallbackServerContext& context, const v1::GenerateRequest& request) const;
+  StatusOr<ClientRequest> Accept(const grpc::CallbackServerContext& context, const grpc::ByteBuffer& bytes) const;
   Status CheckRequestId(const std::string& id) const;
   Status CheckModel(const std::string& name) const;
   void Describe(v1::Model* model) const;

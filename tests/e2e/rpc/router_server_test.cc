@@ -243,6 +243,26 @@ class RawTest : public RouterServerTest {
     for (const grpc::Slice& s : slices) bytes.append(reinterpret_cast<const char*>(s.begin()), s.size());
     return bytes;
   }
+  // How a call ends whose answer nobody expects.
+  grpc::Status End(const std::string& method, const std::string& request) {
+    grpc::GenericStub stub(Channel());
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    grpc::CompletionQueue queue;
+    const grpc::Slice slice(request);
+    auto call = stub.PrepareCall(&context, method, &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(nullptr);
+    queue.Next(&tag, &ok);
+    call->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+    queue.Next(&tag, &ok);
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    queue.Next(&tag, &ok);
+    queue.Shutdown();
+    return status;
+  }
   std::string Health(const std::string& service) {
     std::string request;
     if (!service.empty()) request = std::string("\x0a") + static_cast<char>(service.size()) + service;
@@ -307,6 +327,29 @@ TEST_F(RawTest, WhatAClientSentIsNeverEchoedInALengthThatBreaksTheAnswer) {
     const grpc::Status unknown = stub->GetModel(&model, name, &found);
     EXPECT_EQ(unknown.error_code(), grpc::StatusCode::NOT_FOUND);
     EXPECT_THAT(unknown.error_message(), HasSubstr("served: \"tiny\""));
+  }
+}
+
+TEST_F(RawTest, BytesThatAreNoRequestAreRefusedWithTheFieldThatIsWrong) {
+  StartRouter();
+  v1::GenerateRequest request;
+  request.set_text("PLACE");
+  std::string bad_text = request.SerializeAsString();
+  bad_text.replace(bad_text.find("PLACE"), 5, "a\xff\xfe\xc3z");
+  request.set_text("fine");
+  request.mutable_stopping()->add_stop("PLACE");
+  std::string bad_stop = request.SerializeAsString();
+  bad_stop.replace(bad_stop.find("PLACE"), 5, "\x80\x80\x80\x80\x80");
+  for (const char* method : {"/baton.v1.Inference/Generate", "/baton.v1.Inference/Complete"}) {
+    for (const auto& [bytes, words] : {std::pair(bad_text, "baton.v1.GenerateRequest.text is not valid UTF-8"),
+                                       std::pair(bad_stop, "stop is not valid UTF-8"),
+                                       std::pair(std::string("\xff\xff\xff"), "these 3 bytes are no baton.v1."),
+                                       std::pair(std::string("\x0a\x7f"), "these 2 bytes are no baton.v1.")}) {
+      const grpc::Status status = End(method, bytes);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method << " " << words;
+      EXPECT_THAT(status.error_message(), HasSubstr(words)) << method;
+      EXPECT_FALSE(status.error_details().empty()) << method;
+    }
   }
 }
 
