@@ -593,8 +593,7 @@ void KvConnector::Tick(TimePoint now, Outbox* out) {
     if (s.up() || s.failures < options_.unreachable_after) continue;
     const TimePoint since = s.last_up == kNever ? TimePoint{} : s.last_up;
     if (s.last_up != kNever && now - since < options_.gone_after) continue;
-    // Its tickets of ours are answered from Hello's list, should that incarnation ever come back.
-    writer_.ReaderGone(peer, now, &w);
+    writer_.GiveUp(peer, now, &w);
   }
   Do(&w, now, out);
   ReaderActions r;

@@ -8,6 +8,13 @@ namespace {
 bool IsReserving(TicketState s) { return s == TicketState::kReserved || s == TicketState::kReceiving; }
 bool IsReadyOrLater(TicketState s) { return s == TicketState::kReady || s == TicketState::kRunning; }
 
+// Said to be MISSING, so it will be written again: a notice of the push before says nothing about those bytes.
+bool IsPushedAgain(const ReaderTicket& t, const ChunkArrived& chunk) {
+  if (!t.answer || t.answer->verdict != CommitVerdict::kMissing || chunk.attempt > t.answer->attempt) return false;
+  const std::vector<ChunkIndex>& missing = t.answer->missing;
+  return std::find(missing.begin(), missing.end(), chunk.chunk) != missing.end();
+}
+
 CommitAnswer AnswerTo(const Commit& commit, CommitVerdict verdict) {
   CommitAnswer answer;
   answer.child = commit.child;
@@ -101,6 +108,10 @@ void ReaderTickets::OnChunk(const ChunkArrived& chunk, TimePoint now, ReaderActi
   }
   t->state = TicketState::kReceiving;
   t->lease_end = std::max(t->lease_end, now + options_.receiving_lease);
+  if (IsPushedAgain(*t, chunk) && rules_.Holds(Rule::kS4)) {
+    ++counters_.stale;
+    return;
+  }
   std::optional<uint64_t>& seen = t->chunks[chunk.chunk];
   if (seen) {
     ++counters_.duplicates;

@@ -111,6 +111,7 @@ class ReaderTickets {
   const ReaderCounters& counters() const { return counters_; }
 
  private:
+  friend struct TicketsUnderTest;  // the model check reads and compares whole states
   // How a ticket ended, kept for the last two generations of a slot.
   struct Outcome {
     uint32_t generation = 0;

@@ -64,7 +64,7 @@ void WriterTickets::SessionLost(const ProcessId& reader, const std::string& why,
   }
 }
 
-void WriterTickets::ReaderGone(const ProcessId& reader, TimePoint now, WriterActions* out) {
+void WriterTickets::GiveUp(const ProcessId& reader, TimePoint now, WriterActions* out) {
   for (auto it = children_.begin(); it != children_.end();) {
     WriterChild& c = (it++)->second;
     if (c.reader != reader || c.state == WriterState::kStopping) continue;
@@ -75,7 +75,11 @@ void WriterTickets::ReaderGone(const ProcessId& reader, TimePoint now, WriterAct
          now, out);
   }
   std::erase_if(draining_, [&](const auto& entry) { return entry.second.reader == reader; });
-  std::erase_if(dead_generation_, [&](const auto& entry) { return entry.first.first == reader.incarnation; });
+}
+
+void WriterTickets::ReaderGone(const ProcessId& reader, TimePoint now, WriterActions* out) {
+  GiveUp(reader, now, out);
+  std::erase_if(dead_, [&](const auto& entry) { return entry.first.first == reader.incarnation; });
 }
 
 void WriterTickets::Unreachable(const ProcessId& reader, const std::string& why, TimePoint now, WriterActions* out) {
@@ -93,8 +97,8 @@ void WriterTickets::HandBack(const ChildEpoch& key, TimePoint now, WriterActions
 }
 
 bool WriterTickets::IsDead(const Ticket& ticket) const {
-  const auto it = dead_generation_.find({ticket.reader, ticket.slot});
-  return it != dead_generation_.end() && ticket.generation <= it->second;
+  const auto it = dead_.find({ticket.reader, ticket.slot});
+  return it != dead_.end() && ticket.generation <= it->second.generation;
 }
 
 void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoint now, WriterActions* out) {
@@ -367,8 +371,10 @@ void WriterTickets::Over(WriterChild& c, TimePoint now, WriterActions* out) {
 
 void WriterTickets::SendDrained(const ProcessId& reader, const Ticket& ticket, bool severed, TimePoint now,
                                 WriterActions* out) {
-  uint32_t& dead = dead_generation_[{ticket.reader, ticket.slot}];
-  dead = std::max(dead, ticket.generation);
+  DeadSlot& dead = dead_[{ticket.reader, ticket.slot}];
+  dead.generation = std::max(dead.generation, ticket.generation);
+  if (severed) dead.severed = std::max(dead.severed, ticket.generation);
+  severed = dead.severed == ticket.generation;
   draining_[ticket] = {Drained{ticket, severed}, reader, now + options_.drained_repeat};
   out->send.emplace_back(reader, Drained{ticket, severed});
 }

@@ -108,7 +108,10 @@ class WriterTickets {
   void SessionUp(const ProcessId& reader, TransferMode mode, const std::vector<Ticket>& open_tickets, TimePoint now,
                  WriterActions* out);
   void SessionLost(const ProcessId& reader, const std::string& why, TimePoint now, WriterActions* out);
-  // That incarnation is gone for good: nothing is repeated to it any more.
+  // That incarnation is not to be had: nothing is repeated to it any more. Should it come back, Hello's list asks for
+  // its tickets.
+  void GiveUp(const ProcessId& reader, TimePoint now, WriterActions* out);
+  // It is gone for good, and may be forgotten.
   void ReaderGone(const ProcessId& reader, TimePoint now, WriterActions* out);
 
   // No session can be had: what waits for one fails; what is undecided or drains goes on.
@@ -145,6 +148,7 @@ class WriterTickets {
   const WriterCounters& counters() const { return counters_; }
 
  private:
+  friend struct TicketsUnderTest;  // the model check reads and compares whole states
   using SlotKey = std::pair<Incarnation, uint32_t>;
   struct Draining {
     Drained message;
@@ -174,8 +178,14 @@ class WriterTickets {
     Ticket ticket;
   };
   std::map<OpId, Op> ops_;
-  std::map<Ticket, Draining> draining_;          // DRAINED not acknowledged yet
-  std::map<SlotKey, uint32_t> dead_generation_;  // highest dead generation per reader slot (L2)
+  std::map<Ticket, Draining> draining_;  // DRAINED not acknowledged yet
+  // Per reader slot the highest dead generation (L2), and the highest that ended with its target in doubt: whatever
+  // asks about that ticket again hears the same. A lower one in doubt is over, else the reader had not gone on.
+  struct DeadSlot {
+    uint32_t generation = 0;
+    uint32_t severed = 0;
+  };
+  std::map<SlotKey, DeadSlot> dead_;
   WriterCounters counters_;
 };
 
