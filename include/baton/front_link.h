@@ -121,6 +121,8 @@ struct Heartbeat {
   Duration queued_work{};                    // predicted seconds of the queued tokens
   std::vector<uint32_t> free_blocks;         // [group], free or evictable
   std::vector<uint32_t> quarantined_blocks;  // [group]
+  // L8: children of this front that were hit once and are in a launched step now.
+  std::vector<ChildId> once_hit_in_step;
   // The cost model's coefficients, so that a router predicts with the worker's own measurements; see cost.
   std::vector<double> cost;
 };
@@ -165,6 +167,7 @@ struct CancelCommand {  // ends epochs <= epoch
 struct AdoptCommand {
   ChildId child;
   Epoch epoch = 0;
+  bool once_hit = false;  // as in Progress: the loss that led to this may be the hit
 };
 struct DrainCommand {};
 struct CacheResyncCommand {};  // a gap was seen: send a snapshot

@@ -39,6 +39,8 @@ struct Progress {
   std::vector<OutputToken> tokens;  // the answer so far, from index 0; forced, never sampled again
   uint32_t delivered = 0;           // how many of them the front has; set by the front alone
   Duration deadline_remaining{};    // of the whole request
+  // It was in a launched step when a worker died (L8): it runs apart from others of that kind. Set by the front.
+  bool once_hit = false;
 };
 
 // The stop rules applied to the token at `index` (0 = the first of the answer): kStop for an end or stop

@@ -30,6 +30,7 @@ enum class Rule : uint8_t {
   kL10,
   kL11,
   kL12,
+  kL8Apart,  // the last clause of L8: once-hit requests run apart from each other
 };
 
 class Rules {

@@ -47,13 +47,13 @@ void EngineCore::Step(TimePoint now, std::vector<EngineCommand>* commands, Outbo
   for (EngineCommand& command : *commands) Apply(command, now, out);
   commands->clear();
   connector_.PollTransport(now, out);
-  HandleFacts(now, out);
+  HandleFacts(now);
   PollRunner(now, out);
   connector_.Tick(now, out);
   ExpireDeadlines(now, out);
-  HandleFacts(now, out);
+  HandleFacts(now);
   LaunchSteps(now, out);
-  HandleFacts(now, out);
+  HandleFacts(now);
   FlushEvents(now, out);
 }
 
@@ -93,7 +93,7 @@ void EngineCore::Apply(EngineCommand& command, TimePoint now, Outbox* out) {
     draining_ = true;
     for (auto& [link, front] : fronts_) front.next_heartbeat = now;
   }
-  HandleFacts(now, out);
+  HandleFacts(now);
 }
 
 void EngineCore::OnFront(LinkId link, FrontCommand& command, TimePoint now, Outbox* out) {
@@ -227,7 +227,7 @@ void EngineCore::OnReserve(LinkId link, const Reserve& reserve, TimePoint now, O
   }
   if (existing != children_.end()) EndChild(existing, now, out);  // a lower epoch, or an older attempt's ticket
   const std::optional<ReceiveGrant> grant = connector_.Admit(link, reserve, now, out);
-  HandleFacts(now, out);
+  HandleFacts(now);
   if (!grant) return;
   Child child;
   child.role = Child::Role::kReader;
@@ -251,6 +251,7 @@ void EngineCore::OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, 
         child.role == Child::Role::kLocal ||
         (ticket != nullptr && (ticket->state == TicketState::kReady || ticket->state == TicketState::kRunning));
     if (running) {
+      if (adopt.once_hit) scheduler_.SetOnceHit(child.sequence);
       front.events.push_back(Running{adopt.child, adopt.epoch});
       return;
     }
@@ -278,7 +279,7 @@ void EngineCore::PollRunner(TimePoint now, Outbox* out) {
     } else {
       OnStepDone(std::get<StepResult>(std::move(event)), now, out);
     }
-    HandleFacts(now, out);
+    HandleFacts(now);
   }
 }
 
@@ -347,7 +348,7 @@ void EngineCore::OnToken(const NewToken& token, TimePoint now, Outbox* out) {
   }
 }
 
-void EngineCore::HandleFacts(TimePoint now, Outbox* out) {
+void EngineCore::HandleFacts(TimePoint now) {
   for (int round = 0; round < 64; ++round) {
     const ConnectorFacts facts = connector_.TakeFacts();
     if (facts.ready.empty() && facts.lost.empty() && facts.handed_off.empty() && facts.failed.empty() &&
@@ -562,6 +563,19 @@ void EngineCore::LaunchSteps(TimePoint now, Outbox* out) {
   }
 }
 
+// Of every front, in launch order.
+std::vector<ChildId> EngineCore::OnceHitInStep() const {
+  std::vector<ChildId> out;
+  for (const LaunchedStep& step : scheduler_.launched()) {
+    for (const SequenceId id : step.once_hit) {
+      const auto it = by_sequence_.find(id);
+      if (it == by_sequence_.end() || std::count(out.begin(), out.end(), it->second) > 0) continue;
+      out.push_back(it->second);
+    }
+  }
+  return out;
+}
+
 Heartbeat EngineCore::MakeHeartbeat(TimePoint now) const {
   Heartbeat h;
   h.steps = counters_.steps;
@@ -589,8 +603,15 @@ void EngineCore::FlushEvents(TimePoint now, Outbox* out) {
   const PrefixEvents cache = pool_.TakeEvents();
   std::vector<Hash128> snapshot;
   bool snapshot_taken = false;
+  const std::vector<ChildId> once_hit = OnceHitInStep();
   for (auto& [link, front] : fronts_) {
     if (front.fingerprint == 0) continue;
+    // L8: told before it can matter. Should a launched step kill this worker, the front knows who was in it.
+    std::vector<ChildId> told;
+    for (const ChildId& id : once_hit) {
+      if (id.front == front.fingerprint) told.push_back(id);
+    }
+    if (told != front.once_hit_told) front.next_heartbeat = now;
     CacheEvents changes;
     if (front.snapshot_due) {
       if (!snapshot_taken) snapshot = pool_.TakeSnapshot();
@@ -606,6 +627,7 @@ void EngineCore::FlushEvents(TimePoint now, Outbox* out) {
     batch.events = std::move(front.events);
     front.events.clear();
     batch.heartbeat = MakeHeartbeat(now);
+    batch.heartbeat.once_hit_in_step = front.once_hit_told = std::move(told);
     batch.cache = std::move(changes);
     out->to_fronts.emplace_back(link, std::move(batch));
   }

@@ -94,6 +94,7 @@ class EngineCore {
     uint64_t cache_sequence = 0;
     bool snapshot_due = true;
     TimePoint next_heartbeat{};
+    std::vector<ChildId> once_hit_told;  // Heartbeat::once_hit_in_step, as the front heard it last
   };
 
   // Commands.
@@ -114,7 +115,7 @@ class EngineCore {
   void OnLayers(const LayersReady& ready, TimePoint now, Outbox* out);
   void OnStepDone(StepResult result, TimePoint now, Outbox* out);
   void OnToken(const NewToken& token, TimePoint now, Outbox* out);
-  void HandleFacts(TimePoint now, Outbox* out);
+  void HandleFacts(TimePoint now);
   void OnReady(const Commit& commit, TimePoint now);
 
   // Children.
@@ -130,6 +131,7 @@ class EngineCore {
 
   void LaunchSteps(TimePoint now, Outbox* out);
   void FlushEvents(TimePoint now, Outbox* out);
+  std::vector<ChildId> OnceHitInStep() const;
   Heartbeat MakeHeartbeat(TimePoint now) const;
 
   const EngineOptions options_;

@@ -142,6 +142,7 @@ void FrontRequest::Dispatch(const Placement& placement, const PlaceQuery& query,
   // Every epoch starts from all tokens that the client has (S7); their log-probabilities were told already.
   Progress progress{tokens_, static_cast<uint32_t>(tokens_.size()), deadline_ - ctx.now};
   if (!ctx.options.rules.Holds(Rule::kS7)) progress = {{}, 0, deadline_ - ctx.now};
+  progress.once_hit = !hits_.empty();
   if (disaggregated_) {
     const WorkerSession* p = ctx.sessions.Find(prefill_);
     BATON_CHECK(p != nullptr, "placed on a worker without a session");
@@ -372,7 +373,7 @@ void FrontRequest::Adopt(Price price, const ProcessId& lost, const FrontContext&
   adopt_lost_ = lost;
   phase_ = Phase::kAdopting;
   wait_until_ = ctx.now + ctx.options.limits.adopt_deadline;
-  ctx.sessions.Send(decode_, AdoptCommand{child_, epoch_}, ctx.out);
+  ctx.sessions.Send(decode_, AdoptCommand{child_, epoch_, !hits_.empty()}, ctx.out);
 }
 
 void FrontRequest::OnWorkerLost(const WorkerSession& session, const FrontContext& ctx) {
@@ -392,9 +393,14 @@ void FrontRequest::OnWorkerLost(const WorkerSession& session, const FrontContext
 }
 
 bool FrontRequest::Poisoned(const WorkerSession& session, const FrontContext& ctx) {
+  if (session.draining || !ctx.options.rules.Holds(Rule::kL8)) return false;
+  // A first hit only makes it run apart, so having run there is enough. From then on its workers tell when it is in
+  // a step, and the next hit is exact.
   const uint64_t before = session.worker == decode_ ? decode_steps_ : prefill_steps_;
-  const bool launched = emitted_ || handed_off_ || session.steps > before;
-  if (!launched || !ctx.options.rules.Holds(Rule::kL8)) return false;
+  const std::vector<ChildId>& in_step = session.once_hit_in_step;
+  const bool launched = hits_.empty() ? emitted_ || handed_off_ || session.steps > before
+                                      : std::find(in_step.begin(), in_step.end(), child_) != in_step.end();
+  if (!launched) return false;
   hits_.push_back({session.self.process, session.host, ctx.now});
   // A host that goes down takes several workers along: that counts once. A worker that was started again and died
   // again is no such case.

@@ -200,6 +200,8 @@ const WorkerSession* Sessions::Find(WorkerId worker) const {
 void Sessions::OnHeartbeat(WorkerSession* session, const Heartbeat& heartbeat, TimePoint now, Duration hung_after) {
   session->heard = now;
   session->steps = heartbeat.steps;
+  session->once_hit_in_step = heartbeat.once_hit_in_step;
+  session->draining = heartbeat.draining;
   // A running step has a deadline of its own, from its prediction (L4); negative: it has passed.
   const Duration step = std::min<Duration>(heartbeat.step_overdue_in, std::chrono::minutes(10));
   session->expires = step < Duration::zero() ? now : now + std::max(hung_after, step);

@@ -22,7 +22,9 @@ struct WorkerSession {
   WorkerId worker{};
   PeerAddress self;
   std::string host;    // of its address: deaths on one host within seconds count once (L8)
-  uint64_t steps = 0;  // launched so far, as last heard
+  uint64_t steps = 0;  // launched so far, as last heard; so are the next two
+  std::vector<ChildId> once_hit_in_step;
+  bool draining = false;
   TimePoint heard{};
   TimePoint expires{};  // silent beyond: hung
 };

@@ -135,6 +135,7 @@ void Put(const Heartbeat& from, wire::Heartbeat* to) {
   to->set_queued_work_ns(from.queued_work.count());
   to->mutable_free_blocks()->Add(from.free_blocks.begin(), from.free_blocks.end());
   to->mutable_quarantined_blocks()->Add(from.quarantined_blocks.begin(), from.quarantined_blocks.end());
+  for (const ChildId& child : from.once_hit_in_step) codec::Put(child, to->add_once_hit_in_step());
   to->mutable_cost()->Add(from.cost.begin(), from.cost.end());
 }
 
@@ -152,8 +153,10 @@ Heartbeat GetHeartbeat(const wire::Heartbeat& from, Checker* check) {
   check->NotNegative("heartbeat.queued_work", from.queued_work_ns());
   beat.free_blocks = GetGroupCounts("heartbeat.free_blocks", from.free_blocks(), check);
   beat.quarantined_blocks = GetGroupCounts("heartbeat.quarantined_blocks", from.quarantined_blocks(), check);
+  check->AtMost("heartbeat.once_hit_in_step", from.once_hit_in_step_size(), kMaxWireOnceHit);
   check->AtMost("heartbeat.cost", from.cost_size(), kMaxWireCost);
   if (!check->ok()) return beat;
+  for (const wire::ChildId& child : from.once_hit_in_step()) beat.once_hit_in_step.push_back(GetChild(child));
   for (double coefficient : from.cost()) check->Finite("heartbeat.cost", coefficient);
   beat.cost.assign(from.cost().begin(), from.cost().end());
   return beat;
@@ -206,6 +209,7 @@ struct CommandWriter {
   void operator()(const AdoptCommand& command) const {
     codec::Put(command.child, to->mutable_adopt()->mutable_child());
     to->mutable_adopt()->set_epoch(command.epoch);
+    to->mutable_adopt()->set_once_hit(command.once_hit);
   }
   void operator()(const DrainCommand&) const { to->mutable_drain(); }
   void operator()(const CacheResyncCommand&) const { to->mutable_cache_resync(); }
@@ -229,7 +233,7 @@ FrontCommand GetCommand(const wire::FrontCommand& in, Checker* check) {
     case wire::FrontCommand::kCancel:
       return CancelCommand{GetChild(in.cancel().child()), in.cancel().epoch()};
     case wire::FrontCommand::kAdopt:
-      return AdoptCommand{GetChild(in.adopt().child()), in.adopt().epoch()};
+      return AdoptCommand{GetChild(in.adopt().child()), in.adopt().epoch(), in.adopt().once_hit()};
     case wire::FrontCommand::kDrain:
       return DrainCommand{};
     case wire::FrontCommand::kCacheResync:

@@ -26,6 +26,7 @@ inline constexpr size_t kMaxWireStopIds = 1024;
 inline constexpr size_t kMaxWireBias = 4096;
 inline constexpr size_t kMaxWireGroups = 64;
 inline constexpr size_t kMaxWireCost = 64;
+inline constexpr size_t kMaxWireOnceHit = 4096;
 
 void Encode(const WorkerMessage& message, wire::WorkerMessage* out);
 void Encode(const FrontCommand& command, wire::FrontCommand* out);

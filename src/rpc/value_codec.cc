@@ -94,6 +94,7 @@ void Put(const Progress& from, wire::Progress* to) {
   for (const OutputToken& token : from.tokens) Put(token, to->add_tokens());
   to->set_delivered(from.delivered);
   to->set_deadline_remaining_ns(from.deadline_remaining.count());
+  to->set_once_hit(from.once_hit);
 }
 void Put(const Request& from, wire::Request* to) {
   Put(from.id, to->mutable_id());
@@ -211,6 +212,7 @@ Progress GetProgress(const wire::Progress& from, Checker* check) {
   for (const wire::OutputToken& token : from.tokens()) progress.tokens.push_back(GetToken(token, check));
   progress.delivered = from.delivered();
   progress.deadline_remaining = Duration(from.deadline_remaining_ns());
+  progress.once_hit = from.once_hit();
   return progress;
 }
 

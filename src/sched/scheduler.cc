@@ -94,6 +94,7 @@ Sequence Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epo
   for (const OutputToken& t : progress.tokens) s.tokens.push_back(t.id);
   s.output = progress.tokens;
   s.delivered = progress.delivered;
+  s.once_hit = progress.once_hit;
   if (!options_.rules.Holds(Rule::kS8)) s.first_counted = static_cast<uint32_t>(progress.tokens.size());
   s.root = ChainRoot(options_.weights, options_.numeric, request->cache_salt);
   s.added = now;
@@ -233,6 +234,14 @@ Sequence& Scheduler::Get(SequenceId id) {
 }
 
 void Scheduler::SetPinned(SequenceId id, bool pinned) { Get(id).pinned = pinned; }
+void Scheduler::SetOnceHit(SequenceId id) {
+  Get(id).once_hit = true;
+  for (LaunchedStep& step : launched_) {
+    const bool in_it = std::any_of(step.parts.begin(), step.parts.end(),
+                                   [id](const LaunchedPart& part) { return part.sequence == id; });
+    if (in_it && std::count(step.once_hit.begin(), step.once_hit.end(), id) == 0) step.once_hit.push_back(id);
+  }
+}
 void Scheduler::SetDelivered(SequenceId id, uint32_t delivered) {
   Sequence& s = Get(id);
   s.delivered = std::max(s.delivered, std::min(delivered, static_cast<uint32_t>(s.output.size())));
@@ -376,8 +385,11 @@ void Scheduler::Finish(Sequence* s) {
 // ---- what others may know --------------------------------------------------------------------------
 
 bool Scheduler::WaitsForBlocks() const {
-  if (waiting_preempted_ > 0) return true;
-  if (!waiting_.empty() && waiting_.begin()->sequence->id == blocked_head_) return true;
+  // Who waits for its turn (L8) would take no block now.
+  const auto preempted = [this](const Ranked& r) { return r.sequence->WasPreempted() && !WaitsForTurn(*r.sequence); };
+  if (waiting_preempted_ > 0 && std::any_of(waiting_.begin(), waiting_.end(), preempted)) return true;
+  const Sequence* head = HeadOfQueue();
+  if (head != nullptr && head->id == blocked_head_) return true;
   return std::any_of(active_.begin(), active_.end(), [](const Ranked& r) { return r.sequence->stalled; });
 }
 

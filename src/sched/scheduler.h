@@ -14,6 +14,8 @@
 //    decoding grows, a block at a time (L5: nobody holds a part and waits for the rest).
 //  - No step past the last known prompt token is planned for a sequence that hands off (S3).
 //  - A block enters the prefix cache when a step that is done wrote its last byte, or with MakeReady (S9).
+//  - Of the sequences that were in a step when a worker died (once_hit), one at a time is in launched steps: a
+//    second death names it alone (L8). The others wait for their turn, and nobody waits for them.
 //  - Results do not depend on chunking, neighbours, preemption or the number of steps in flight.
 // Bounded: max_waiting sequences wait, max_running hold blocks.
 #pragma once
@@ -67,9 +69,10 @@ struct LaunchedPart {
 struct LaunchedStep {
   StepId id{};
   TimePoint launched{};
-  std::vector<LaunchedPart> parts;  // in plan order
-  std::vector<uint32_t> leaving;    // [group]: how many blocks of `left` nobody else holds
-  std::vector<BlockTable> left;     // blocks of sequences that gave them up; released when the step is done
+  std::vector<LaunchedPart> parts;   // in plan order
+  std::vector<SequenceId> once_hit;  // of them (L8)
+  std::vector<uint32_t> leaving;     // [group]: how many blocks of `left` nobody else holds
+  std::vector<BlockTable> left;      // blocks of sequences that gave them up; released when the step is done
 };
 
 struct NewToken {
@@ -151,6 +154,8 @@ class Scheduler {
   const Sequence* Find(SequenceId id) const;
   // A hand-off's blocks are promised to a reader from RESERVE on: not preempted while set.
   void SetPinned(SequenceId id, bool pinned);
+  // A worker died with it in a launched step; it may be in one here already (L8).
+  void SetOnceHit(SequenceId id);
   void SetDelivered(SequenceId id, uint32_t delivered);
   // Forgets the sequence, whatever its phase but Receiving. Its blocks go back at once (full ones stay
   // cached), or when the launched steps that name them are done.
@@ -192,6 +197,7 @@ class Scheduler {
     bool stalled = false;              // somebody wanted a block and got none
     uint32_t tokens_left = 0;          // of max_step_tokens
     uint32_t prefill_left = 0;         // of max_prefill_tokens
+    SequenceId turn{};                 // of the once-hit sequences, the one whose turn it is (L8)
   };
   static Rank RankOf(const Sequence& s) { return {-int64_t{s.request->priority}, s.arrival}; }
 
@@ -222,6 +228,12 @@ class Scheduler {
   void Admit(Draft* draft);
   bool TryAllocate(Sequence* s);
   bool MayDecode(const Sequence& s) const;
+  bool WantsChunk(const Sequence& s) const;
+  bool RunsApart(const Sequence& s) const { return s.once_hit && options_.rules.Holds(Rule::kL8Apart); }
+  bool AnotherInFlight(const Sequence& s) const;
+  bool WaitsForTurn(const Sequence& s) const;
+  Sequence* HeadOfQueue() const;
+  bool TakesTurn(const Sequence& s, Draft* draft) const;
   bool EnsureNextBlock(Sequence* s);
   bool MayPreempt(const Sequence& s) const;
   Sequence* VictimBelow(const Sequence& s);

@@ -52,6 +52,7 @@ struct alignas(64) Sequence {
   bool told = false;     // some plan named it, in any run: one has to tell of its end
   // A reader works on its blocks (RESERVE sent, or a ticket): never preempted (L5). Set by the hand-off.
   bool pinned = false;
+  bool once_hit = false;  // Progress::once_hit: never in flight together with another such sequence (L8)
   bool handoff = false;  // computes its prompt here and decodes elsewhere
   FinishReason finish = FinishReason::kNone;
   // Tokens that this run computes before its first sample, known when it got its blocks: for a hand-off the
@@ -87,7 +88,7 @@ struct alignas(64) Sequence {
   uint32_t num_known() const { return static_cast<uint32_t>(tokens.size()); }
   bool WasPreempted() const { return preemptions > 0 || failed_steps > 0; }
   // Everything a peer or a front needs to go on from here.
-  Progress ProgressNow(Duration deadline_remaining) const { return {output, delivered, deadline_remaining}; }
+  Progress ProgressNow(Duration deadline_remaining) const { return {output, delivered, deadline_remaining, once_hit}; }
 };
 
 }  // namespace baton

@@ -52,7 +52,9 @@ void Scheduler::Recycle(StepPlan plan) {
 // Counts as if nothing of it were cached.
 void Scheduler::MakeRoomForHead() {
   if (waiting_.empty() || active_.empty()) return;
-  const Sequence& head = *waiting_.begin()->sequence;
+  const Sequence* first = HeadOfQueue();
+  if (first == nullptr) return;
+  const Sequence& head = *first;
   const auto below = [&head](const Sequence& s) { return s.request->priority < head.request->priority; };
   if (!below(*active_.back().sequence)) return;
   const uint32_t need = pool_->BlocksFor(head.num_known());
@@ -85,6 +87,46 @@ bool Scheduler::MayDecode(const Sequence& s) const {
   return decodes && s.num_launched < will_know && will_know < s.max_known;
 }
 
+bool Scheduler::WantsChunk(const Sequence& s) const {
+  return s.phase == Phase::kComputing && s.num_launched < s.num_known();
+}
+
+// ---- L8: once-hit sequences run apart ----------------------------------------------------------------
+//
+// The turn belongs to the first in rank of those that hold blocks and can go on; with none of them, to the first of
+// the queue. It is given anew for every step, but nobody is planned while another one's step is in flight: a turn
+// passes on when the launched steps of the last one are done. Who cannot go on for want of a block passes it on, so
+// the first in rank always goes on, as without turns.
+
+bool Scheduler::AnotherInFlight(const Sequence& s) const {
+  return std::any_of(launched_.begin(), launched_.end(), [&s](const LaunchedStep& step) {
+    return std::any_of(step.once_hit.begin(), step.once_hit.end(), [&s](SequenceId id) { return id != s.id; });
+  });
+}
+
+// A queued one: somebody who holds blocks goes first.
+bool Scheduler::WaitsForTurn(const Sequence& s) const {
+  if (!RunsApart(s)) return false;
+  if (AnotherInFlight(s)) return true;
+  return std::any_of(active_.begin(), active_.end(), [this](const Ranked& r) {
+    return RunsApart(*r.sequence) && (WantsChunk(*r.sequence) || MayDecode(*r.sequence));
+  });
+}
+
+Sequence* Scheduler::HeadOfQueue() const {
+  for (const Ranked& r : waiting_) {
+    if (!WaitsForTurn(*r.sequence)) return r.sequence;
+  }
+  return nullptr;
+}
+
+// Takes the turn where it is free. False: not in this step.
+bool Scheduler::TakesTurn(const Sequence& s, Draft* draft) const {
+  if (!RunsApart(s)) return true;
+  if (draft->turn == SequenceId{}) draft->turn = s.id;
+  return draft->turn == s.id && !AnotherInFlight(s);
+}
+
 void Scheduler::PlanDecodes(Draft* draft) {
   // Sequences lie apart, and the tables of those that grow were not read for a block's length of steps: each would be
   // a cache miss of its own.
@@ -102,11 +144,13 @@ void Scheduler::PlanDecodes(Draft* draft) {
   for (size_t i = 0; i < active_.size() && draft->tokens_left > 0; ++i) {
     fetch_ahead(i);
     Sequence* s = active_[i].sequence;
-    const bool may = MayDecode(*s);
+    const bool wants_chunk = WantsChunk(*s);
+    if (wants_chunk) TakesTurn(*s, draft);  // PlanChunks is next: a turn goes by rank alone
+    const bool may = MayDecode(*s) && !(RunsApart(*s) && draft->turn != SequenceId{});
     s->stalled = may && s->num_launched >= s->told_tokens && !EnsureNextBlock(s);
-    if (may && !s->stalled) PlanPart(s, 1, true, draft);
+    if (may && !s->stalled && TakesTurn(*s, draft)) PlanPart(s, 1, true, draft);
     draft->stalled |= s->stalled;
-    if (s->phase == Phase::kComputing && s->num_launched < s->num_known()) draft->computing.push_back(s);
+    if (wants_chunk) draft->computing.push_back(s);
   }
   CompactActive();
 }
@@ -152,7 +196,7 @@ Sequence* Scheduler::VictimBelow(const Sequence& s) {
 
 void Scheduler::PlanChunks(Draft* draft) {
   for (Sequence* s : draft->computing) {
-    if (draft->prefill_left > 0 && draft->tokens_left > 0) PlanChunk(s, draft);
+    if (draft->prefill_left > 0 && draft->tokens_left > 0 && TakesTurn(*s, draft)) PlanChunk(s, draft);
   }
 }
 
@@ -182,6 +226,7 @@ void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* d
   part.sample_index = index;
   part.sample = sample;
   if (known) plan.inputs.insert(plan.inputs.end(), s->tokens.begin() + first, s->tokens.begin() + end);
+  if (s->once_hit) draft->step.once_hit.push_back(s->id);
   LaunchedPart& launched = draft->step.parts.emplace_back();
   launched.sequence = s->id;
   launched.run = s->run;
@@ -217,10 +262,15 @@ void Scheduler::TellBlocks(Sequence* s, uint32_t end, Draft* draft) {
 
 void Scheduler::Admit(Draft* draft) {
   // Who runs goes first: while one of them lacks a block, nobody new takes any.
-  while (!draft->stalled && !waiting_.empty() && draft->prefill_left > 0 && draft->tokens_left > 0 &&
-         active_.size() + num_receiving_ < options_.max_running) {
-    Sequence* s = waiting_.begin()->sequence;
+  for (auto next = waiting_.begin(); !draft->stalled && next != waiting_.end() && draft->prefill_left > 0 &&
+                                     draft->tokens_left > 0 &&
+                                     active_.size() + num_receiving_ < options_.max_running;) {
+    Sequence* s = next->sequence;
+    ++next;
+    // Those behind it do not wait for its turn.
+    if (RunsApart(*s) && (draft->turn != SequenceId{} || AnotherInFlight(*s))) continue;
     if (!TryAllocate(s)) return;
+    TakesTurn(*s, draft);
     EraseWaiting(s);
     s->phase = Phase::kComputing;
     InsertActive(s);

@@ -153,6 +153,21 @@ ScenarioOptions Poison(uint64_t) {
   return o;
 }
 
+// The same beside many that are in its steps: all of them are hit by the first death, the next names it alone.
+ScenarioOptions PoisonAmongOthers(uint64_t seed) {
+  ScenarioOptions o = Poison(seed);
+  if (seed % 2 == 0) {
+    o.cluster.num_prefill = o.cluster.num_decode = 0;
+    o.cluster.num_unified = 2;
+  }
+  o.num_requests = 12;
+  o.arrivals_over = milliseconds(5);
+  o.cancel = 0;
+  o.max_prompt = 60;
+  o.innocents_survive = true;
+  return o;
+}
+
 [[noreturn]] void ExitAtTheFirstFind(const RuleCase& rule_case) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     ScenarioOptions options = rule_case.scenario(seed);
@@ -182,25 +197,18 @@ TEST_P(RuleIsMissed, AndNothingIsFoundWithIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Handoff, RuleIsMissed,
-                         testing::Values(RuleCase{"S1", Rule::kS1, LateWrites},
-                                         RuleCase{"S2", Rule::kS2, LostWorkers},
-                                         RuleCase{"S3", Rule::kS3, Mixed},
-                                         RuleCase{"S4", Rule::kS4, LateWrites},
+                         testing::Values(RuleCase{"S1", Rule::kS1, LateWrites}, RuleCase{"S2", Rule::kS2, LostWorkers},
+                                         RuleCase{"S3", Rule::kS3, Mixed}, RuleCase{"S4", Rule::kS4, LateWrites},
                                          RuleCase{"S5", Rule::kS5, LateMessages},
-                                         RuleCase{"S6", Rule::kS6, LostWorkers},
-                                         RuleCase{"S7", Rule::kS7, OddWorker},
-                                         RuleCase{"S8", Rule::kS8, LostWorkers},
-                                         RuleCase{"S9", Rule::kS9, FailedSteps},
+                                         RuleCase{"S6", Rule::kS6, LostWorkers}, RuleCase{"S7", Rule::kS7, OddWorker},
+                                         RuleCase{"S8", Rule::kS8, LostWorkers}, RuleCase{"S9", Rule::kS9, FailedSteps},
                                          RuleCase{"L1", Rule::kL1, NobodyDecodes},
-                                         RuleCase{"L2", Rule::kL2, LateMessages},
-                                         RuleCase{"L3", Rule::kL3, LateWrites},
-                                         RuleCase{"L4", Rule::kL4, HungWorker},
-                                         RuleCase{"L5", Rule::kL5, Crowd},
-                                         RuleCase{"L6", Rule::kL6, BusyReaders},
-                                         RuleCase{"L7", Rule::kL7, LostWorkers},
+                                         RuleCase{"L2", Rule::kL2, LateMessages}, RuleCase{"L3", Rule::kL3, LateWrites},
+                                         RuleCase{"L4", Rule::kL4, HungWorker}, RuleCase{"L5", Rule::kL5, Crowd},
+                                         RuleCase{"L6", Rule::kL6, BusyReaders}, RuleCase{"L7", Rule::kL7, LostWorkers},
                                          RuleCase{"L8", Rule::kL8, Poison},
-                                         RuleCase{"L9", Rule::kL9, Crowd},
-                                         RuleCase{"L10", Rule::kL10, BusyReaders}),
+                                         RuleCase{"L8Apart", Rule::kL8Apart, PoisonAmongOthers},
+                                         RuleCase{"L9", Rule::kL9, Crowd}, RuleCase{"L10", Rule::kL10, BusyReaders}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -77,6 +77,7 @@ void Scenario::Arrive() {
   client.reference.stop.ignore_eos = r.ignore_eos;
   client.reference.stop.eos_token_ids = {kSimEos};
   client.expected = SimReference(client.reference, options_.cluster.layers, client.reference.stop.max_tokens);
+  client.poison = !r.cache_salt.empty() && r.cache_salt == options_.cluster.poison_salt;
   client.odd = options_.cluster.odd_worker != SIZE_MAX;
   // The first event can come before Submit returns: the handle is known from the order.
   clients_[ClientHandle{submitted_}] = std::move(client);
@@ -126,6 +127,9 @@ void Scenario::OnEvent(ClientHandle handle, const ClientEvent& event) {
     } else {
       ++counts_.failed;
       if (options_.every_request_succeeds) Violation("a request failed: " + failed->status.ToString());
+      if (options_.innocents_survive && !c.poison && failed->reason != "NO_WORKER") {
+        Violation("a request that kills nobody failed: " + failed->status.ToString());
+      }
       const bool late = failed->status.code() == Code::kDeadlineExceeded;
       if (late && options_.deadlines_hold) Violation("a request failed by its deadline: " + failed->status.ToString());
       ++counts_.failures[std::string(CodeName(failed->status.code())) + " " + failed->reason];
@@ -156,7 +160,9 @@ void Scenario::PlanFaults() {
     });
   }
   for (uint32_t i = 0; i < options_.pauses; ++i) {
-    at([this, w = some_worker()] { cluster_->Pause(w, Duration(static_cast<int64_t>(rng_.Below(options_.pause_for.count())))); });
+    at([this, w = some_worker()] {
+      cluster_->Pause(w, Duration(static_cast<int64_t>(rng_.Below(options_.pause_for.count()))));
+    });
   }
   for (uint32_t i = 0; i < options_.front_breaks; ++i) at([this, w = some_worker()] { cluster_->BreakFrontLink(w); });
   for (uint32_t i = 0; i < options_.pair_breaks; ++i) at([this, w = some_worker()] { cluster_->BreakPairLinks(w); });
@@ -176,7 +182,8 @@ void Scenario::PlanFaults() {
     });
   }
   for (size_t w = 0; options_.decode_workers_die && w < cluster_->num_workers(); ++w) {
-    if (cluster_->name(w)[0] != 'p') cluster_->loop().After(milliseconds(rng_.Below(30)), [this, w] { cluster_->Kill(w); });
+    if (cluster_->name(w)[0] != 'p')
+      cluster_->loop().After(milliseconds(rng_.Below(30)), [this, w] { cluster_->Kill(w); });
   }
   for (uint32_t i = 0; i < options_.front_restarts; ++i) {
     at([this] {
@@ -222,7 +229,8 @@ std::string Scenario::Run() {
     if (cluster_->poison_deaths() > kMostPoisonDeaths) Violation("one request killed more than two workers");
   }
   if (violation_.empty() && !AllEnded()) Violation("a request never ended");
-  if (std::string why; violation_.empty() && !cluster_->Quiet(&why)) Violation("the cluster does not come to rest: " + why);
+  if (std::string why; violation_.empty() && !cluster_->Quiet(&why))
+    Violation("the cluster does not come to rest: " + why);
   CollectCounts();
   return violation_;
 }

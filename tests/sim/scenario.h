@@ -19,7 +19,7 @@ struct ScenarioOptions {
   SimOptions cluster;
   uint32_t num_requests = 24;
   Duration arrivals_over = std::chrono::milliseconds(300);
-  double cancel = 0.1;           // share of requests
+  double cancel = 0.1;  // share of requests
   double greedy = 0.5;
   uint32_t max_prompt = 120, max_answer = 40;
   Duration deadline = std::chrono::seconds(60);  // the client's
@@ -29,10 +29,11 @@ struct ScenarioOptions {
   // What counts as a violation besides a wrong answer.
   bool every_request_succeeds = false;  // a failure that the client did not ask for
   bool deadlines_hold = true;           // a request that fails by its deadline: faults are long over by then
+  bool innocents_survive = false;       // a failure of one that kills nobody, once it was placed (L8)
   bool supervisor_stays_out = false;    // a worker that only its death could make let go of a block (L9)
 
   uint32_t kills = 0, pauses = 0, front_breaks = 0, pair_breaks = 0, step_failures = 0, front_restarts = 0;
-  uint32_t hangs = 0;             // a worker stands still for 30 s, then it is killed and started again
+  uint32_t hangs = 0;               // a worker stands still for 30 s, then it is killed and started again
   bool decode_workers_die = false;  // for good, the first 30 ms after the start
   Duration pause_for = std::chrono::milliseconds(1500);
   Duration faults_over = std::chrono::milliseconds(400);
@@ -44,7 +45,7 @@ struct ScenarioCounts {
   uint64_t grants = 0, quarantined = 0, handed_off = 0, repushes = 0, corrupt = 0, replacements = 0;
   uint64_t lost_with_front = 0, step_failures = 0, missing = 0, unwanted_grants = 0, surplus_parts = 0;
   uint64_t transfer_bytes = 0, hidden_bytes = 0, replay_faults = 0;
-  std::map<std::string, uint64_t> used;  // workers by name, in Done's timings
+  std::map<std::string, uint64_t> used;      // workers by name, in Done's timings
   std::map<std::string, uint64_t> failures;  // by code and reason
   void Add(const ScenarioCounts& o);
 };
@@ -62,7 +63,8 @@ class Scenario {
     std::vector<TokenId> expected;
     std::vector<TokenId> seen;
     bool cancelled = false, ended = false, finished = false;
-    bool odd = false;  // some worker has a numeric fault: no single right answer
+    bool poison = false;  // kills whoever runs it
+    bool odd = false;     // some worker has a numeric fault: no single right answer
   };
   void Arrive();
   void PlanFaults();

@@ -79,6 +79,43 @@ TEST(EngineCore, TellsItsFrontOfAChildsFirstStepAtOnce) {
   EXPECT_GT(b.heartbeats.back().step_overdue_in, Duration(0));
 }
 
+TEST(EngineCore, TellsItsFrontAtOnceWhichOnceHitChildIsInAStep) {
+  EngineBench b;
+  Progress hit = EngineBench::Fresh();
+  hit.once_hit = true;
+  const RequestPtr first = b.Make(1, 20, 2), second = b.Make(2, 20, 2);
+  b.Front(DecodeCommand{first, hit, 1});
+  EXPECT_EQ(b.heartbeats.back().once_hit_in_step, std::vector{first->id});
+  b.Front(DecodeCommand{second, hit, 1});
+  EXPECT_EQ(b.heartbeats.back().once_hit_in_step, std::vector{first->id}) << "L8: it waits for its turn";
+  b.Finish(9);
+  b.Finish(9);
+  EXPECT_EQ(b.heartbeats.back().once_hit_in_step, std::vector{second->id});
+  b.Finish(9);
+  b.Finish(9);
+  EXPECT_TRUE(b.heartbeats.back().once_hit_in_step.empty());
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AHandOffAndAnAdoptedChildKeepTheMarkOfAHit) {
+  EngineBench writer;
+  Progress hit = EngineBench::Fresh();
+  hit.once_hit = true;
+  writer.Front(PrefillCommand{writer.Make(1, 40, 8), hit, 1, writer.reader});
+  writer.AnswerDial();
+  EXPECT_TRUE(writer.Last<Reserve>().progress.once_hit);
+
+  EngineBench b({false, true});
+  b.Greet();
+  const RequestPtr request = b.Make(2, 48, 8);
+  b.FromWriter(b.ReserveFor(request, 1));
+  b.Fill(b.Last<Grant>(), 9);
+  ASSERT_FALSE(b.runner.launched.empty());
+  EXPECT_TRUE(b.heartbeats.back().once_hit_in_step.empty());
+  b.Front(AdoptCommand{request->id, 1, true});
+  EXPECT_EQ(b.heartbeats.back().once_hit_in_step, std::vector{request->id}) << "it was in a step already";
+}
+
 // ---- writer ---------------------------------------------------------------------------------------
 
 TEST(EngineCore, PostsExactlyTheBlocksThatTheReaderLacksAndEndsWithItsAck) {

@@ -111,6 +111,7 @@ class FrontBench {
   void Beat(LinkId link) { Do(FromWorker{link, BatchOf(link, {})}); }
   void Token(LinkId link, ChildId child, Epoch epoch, uint32_t index, TokenId id,
              FinishReason f = FinishReason::kNone) {
+    in_step[link] = {child};
     Say(link, TokenEvent{child, epoch, index, {id, 0, {}}, f});
   }
   WorkerBatch BatchOf(LinkId link, std::vector<ChildEvent> events) {
@@ -119,6 +120,7 @@ class FrontBench {
     b.heartbeat.roles = roles_.at(link);
     b.heartbeat.free_blocks = {64};
     b.heartbeat.steps = ++steps_;
+    b.heartbeat.once_hit_in_step = in_step[link];
     return b;
   }
 
@@ -152,6 +154,8 @@ class FrontBench {
   FrontOutput out;
   std::vector<std::pair<ClientHandle, ClientEvent>> told;
   TimePoint now{std::chrono::seconds(1)};
+  // What heartbeats say of launched steps: the child whose token came last, or what a test wants.
+  std::map<LinkId, std::vector<ChildId>> in_step;
 
  private:
   std::map<LinkId, RoleMask> roles_;

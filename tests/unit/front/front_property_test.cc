@@ -203,6 +203,7 @@ class World {
     b.heartbeat.steps = ++w.steps;
     b.heartbeat.roles = {names_[i].prefill, names_[i].decode};
     b.heartbeat.running = static_cast<uint32_t>(w.held.size());
+    for (const auto& [child, held] : w.held) b.heartbeat.once_hit_in_step.push_back(child);  // always in a step
     b.heartbeat.free_blocks = {64 - std::min<uint32_t>(60, 4 * static_cast<uint32_t>(w.held.size()))};
     return b;
   }

@@ -664,6 +664,65 @@ TEST(FrontL8, ADeathIsTakenBackWhenTheSameIncarnationReturns) {
   EXPECT_TRUE(b.Told<Failed>(client).empty()) << "only a cut session before, so this is its first death";
 }
 
+TEST(FrontL8, AfterAHitItsPlacementsSayThatItRunsApart) {
+  FrontBench b;
+  b.Up("a", true, true);
+  b.Up("b", true, true);
+  const ClientHandle client = b.Submit("hello", 8);
+  const auto first = b.Sent<DecodeCommand>();
+  ASSERT_EQ(first.size(), 1u);
+  EXPECT_FALSE(first[0].second.progress.once_hit);
+  b.Token(first[0].first, b.front.ChildOf(client), 1, 0, 'x');
+  b.Down(first[0].first);
+  ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+  EXPECT_TRUE(b.Sent<DecodeCommand>()[0].second.progress.once_hit);
+
+  Pair pair;
+  const ChildId child = pair.Start();
+  pair.Beat(pair.p);  // its steps have risen: the prompt may be in one
+  pair.Down(pair.p);
+  ASSERT_EQ(pair.Sent<AdoptCommand>().size(), 1u);
+  EXPECT_EQ(pair.Sent<AdoptCommand>()[0].second.child, child);
+  EXPECT_TRUE(pair.Sent<AdoptCommand>()[0].second.once_hit) << "decode may be running it already";
+}
+
+TEST(FrontL8, ADeathWhileItWaitedForItsTurnIsNoSecondHit) {
+  FrontBench b;
+  LinkId w = b.Up(HelloOf("w", true, true, 1));
+  const ClientHandle client = b.Submit("hello", 8);
+  const ChildId child = b.front.ChildOf(client);
+  b.Token(w, child, 1, 0, 'a');
+  b.Down(w);
+  w = b.Up(HelloOf("w", true, true, 2));
+  b.Token(w, child, 2, 1, 'b');
+  b.in_step[w] = {ChildId{child.front, 77, 0}};  // another one's turn; steps go on rising
+  b.Beat(w);
+  b.Down(w);
+  EXPECT_TRUE(b.Told<Failed>(client).empty());
+  w = b.Up(HelloOf("w", true, true, 3));
+  b.Token(w, child, 3, 2, 'c');
+  b.Down(w);
+  EXPECT_EQ(OnlyFailure(b, client).reason, "POISON") << "now it was in a step";
+}
+
+TEST(FrontL8, TheExitOfADrainingWorkerIsNoHit) {
+  FrontBench b;
+  LinkId w = b.Up(HelloOf("w", true, true, 1));
+  const ClientHandle client = b.Submit("hello", 8);
+  const ChildId child = b.front.ChildOf(client);
+  for (Epoch epoch = 1; epoch <= 3; ++epoch) {
+    b.Token(w, child, epoch, epoch - 1, 'a');
+    WorkerBatch last = b.BatchOf(w, {});
+    last.heartbeat.draining = true;
+    b.Do(FromWorker{w, last});
+    b.Down(w);
+    w = b.Up(HelloOf("w", true, true, epoch + 1));
+    EXPECT_TRUE(b.Told<Failed>(client).empty());
+    ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+    EXPECT_FALSE(b.Sent<DecodeCommand>()[0].second.progress.once_hit);
+  }
+}
+
 // A rule that is switched off must be missed, or the tests that look for it prove nothing.
 TEST(Front, EachRuleThatATestSwitchesOffIsReallyOff) {
   const auto without = [](Rule rule) {

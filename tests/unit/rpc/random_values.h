@@ -70,18 +70,18 @@ BATON_FIELDS(Receipt, x.queue, x.prefill, x.reserve, x.transfer, x.exposed, x.tr
              x.hidden_bytes, x.prompt_tokens, x.cached_tokens, x.preemptions)
 BATON_FIELDS(ReceiptEvent, x.child, x.epoch, x.receipt)
 BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.roles, x.waiting, x.running, x.queued_tokens,
-             x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.cost)
+             x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.once_hit_in_step, x.cost)
 BATON_FIELDS(CacheEvents, x.sequence, x.snapshot, x.stored, x.removed)
 BATON_FIELDS(WorkerBatch, x.events, x.heartbeat, x.cache)
 BATON_FIELDS(SamplingParams, x.temperature, x.top_k, x.top_p, x.seed, x.logit_bias, x.logprobs)
 BATON_FIELDS(StopRules, x.max_tokens, x.min_tokens, x.ignore_eos, x.stop_token_ids, x.eos_token_ids)
 BATON_FIELDS(Request, x.id, x.prompt, x.sampling, x.stop, x.priority, x.cache_salt)
-BATON_FIELDS(Progress, x.tokens, x.delivered, x.deadline_remaining)
+BATON_FIELDS(Progress, x.tokens, x.delivered, x.deadline_remaining, x.once_hit)
 BATON_FIELDS(FrontHello, x.front, x.fingerprint)
 BATON_FIELDS(PrefillCommand, x.request, x.progress, x.epoch, x.decode)
 BATON_FIELDS(DecodeCommand, x.request, x.progress, x.epoch)
 BATON_FIELDS(CancelCommand, x.child, x.epoch)
-BATON_FIELDS(AdoptCommand, x.child, x.epoch)
+BATON_FIELDS(AdoptCommand, x.child, x.epoch, x.once_hit)
 inline std::tuple<> Fields(DrainCommand&) { return {}; }
 inline std::tuple<> Fields(CacheResyncCommand&) { return {}; }
 BATON_FIELDS(PairHello, x.protocol, x.writer, x.reader, x.session, x.model, x.layout, x.numeric, x.host, x.pid)

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <deque>
 #include <set>
 
 #include "shadow_runner.h"
@@ -13,7 +14,7 @@ namespace {
 
 struct Counters {
   uint64_t finished = 0, preempted = 0, hits = 0, received = 0, quarantined = 0, sent = 0, taken = 0;
-  uint64_t cancelled = 0, busy = 0, failed_steps = 0, failed = 0, empty_inputs = 0, refused = 0;
+  uint64_t apart = 0, cancelled = 0, busy = 0, failed_steps = 0, failed = 0, empty_inputs = 0, refused = 0;
 };
 
 class World {
@@ -34,6 +35,7 @@ class World {
     options_.prefix_cache = rng_.Chance(0.85);
     scheduler_ = std::make_unique<Scheduler>(options_, pool_.get());
     runner_ = std::make_unique<ShadowRunner>(pool_.get());
+    hit_chance_ = rng_.Chance(0.3) ? 0.4 : 0;
     fail_chance_ = rng_.Chance(0.3) ? 0.03 : 0;
   }
 
@@ -63,6 +65,7 @@ class World {
     std::vector<TokenId> answer;  // the right one
     bool handoff = false;
     bool receiving = false;
+    bool once_hit = false;
     ReceiveGrant grant;
     size_t received = 0;
     size_t emitted = 0;  // tokens seen, forced ones included
@@ -120,6 +123,7 @@ class World {
   }
   static Progress ProgressOf(const Child& c, size_t n) {
     Progress p;
+    p.once_hit = c.once_hit;
     for (size_t i = 0; i < n; ++i) p.tokens.push_back({c.answer[i], 0, {}});
     return p;
   }
@@ -128,6 +132,7 @@ class World {
     c.request = MakeRequest();
     c.answer = TrueAnswer(*c.request);
     c.handoff = rng_.Chance(0.3);
+    c.once_hit = rng_.Chance(hit_chance_);
     c.emitted = rng_.Chance(0.3) ? rng_.Below(c.answer.size()) : 0;
     auto id = scheduler_->Add(c.request, ProgressOf(c, c.emitted), 1, c.handoff, now_);
     if (!id.ok()) {
@@ -141,6 +146,7 @@ class World {
     c.request = MakeRequest();
     c.answer = TrueAnswer(*c.request);
     c.receiving = true;
+    c.once_hit = rng_.Chance(hit_chance_);
     c.emitted = rng_.Chance(0.3) ? rng_.Below(c.answer.size()) : 0;
     if (c.emitted + 1 >= c.answer.size()) return;
     auto grant = scheduler_->Receive(c.request, ProgressOf(c, c.emitted), 1, now_);
@@ -258,22 +264,30 @@ class World {
     }
     EXPECT_LE(plan.NumTokens(), options_.max_step_tokens);
     uint32_t prefill = 0;
-    std::set<SequenceId> once;
+    std::set<SequenceId> once, once_hit;
     for (const SequenceStep& part : plan.sequences) {
       EXPECT_TRUE(once.insert(part.sequence).second);
       counters_->empty_inputs += part.num_inputs == 0;
       const Child& c = live_.at(part.sequence);
       EXPECT_LE(part.sample ? part.sample_index + 1 : 0, c.request->stop.max_tokens);
       EXPECT_FALSE(c.receiving);
+      if (c.once_hit) once_hit.insert(part.sequence);
       if (part.first_position + part.num_tokens <= c.request->prompt.size() && !part.sample) prefill += part.num_tokens;
     }
     EXPECT_LE(prefill, options_.max_prefill_tokens);
+    // L8: with the steps that are in flight, one at most.
+    once_hit_.push_back(once_hit);
+    std::set<SequenceId> in_flight;
+    for (const auto& step : once_hit_) in_flight.insert(step.begin(), step.end());
+    EXPECT_LE(in_flight.size(), 1u) << "two once-hit sequences in launched steps";
+    counters_->apart += in_flight.size();
     runner_->Launch(std::move(plan));
   }
   void Done() {
     const bool failed = rng_.Chance(fail_chance_);
     counters_->failed_steps += failed;
     StepResult result = runner_->Done(failed);
+    once_hit_.pop_front();
     if (testing::Test::HasFailure()) return;
     const StepOutcome outcome = scheduler_->OnStepDone(result, now_);
     scheduler_->Recycle(std::move(result.plan));
@@ -307,7 +321,8 @@ class World {
   Rng rng_;
   Counters* counters_;
   uint32_t block_tokens_ = 0;
-  double fail_chance_ = 0;
+  double fail_chance_ = 0, hit_chance_ = 0;
+  std::deque<std::set<SequenceId>> once_hit_;  // of each launched step
   SchedulerOptions options_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
@@ -330,8 +345,8 @@ TEST(SchedulerFuzz, EveryAnswerIsTheRightOneAndNoBlockIsLostWhateverHappens) {
   }
   // The subjects happened.
   EXPECT_GT(n.finished, 3000u);
-  for (const uint64_t c : {n.preempted, n.hits, n.received, n.quarantined, n.sent, n.taken, n.cancelled, n.busy,
-                           n.failed_steps, n.failed, n.empty_inputs, n.refused}) {
+  for (const uint64_t c : {n.apart, n.preempted, n.hits, n.received, n.quarantined, n.sent, n.taken, n.cancelled,
+                           n.busy, n.failed_steps, n.failed, n.empty_inputs, n.refused}) {
     EXPECT_GT(c, 50u);
   }
 }
@@ -352,6 +367,7 @@ TEST(SchedulerFuzz, FindsThatBlocksAreFreedUnderALaunchedStepWithoutS1) { Expect
 TEST(SchedulerFuzz, FindsThatAHandOffDecodesOnWithoutS3) { ExpectFound(Rule::kS3); }
 TEST(SchedulerFuzz, FindsThatUnwrittenBlocksAreIndexedWithoutS9) { ExpectFound(Rule::kS9); }
 TEST(SchedulerFuzz, FindsThatATicketIsPreemptedWithoutL5) { ExpectFound(Rule::kL5); }
+TEST(SchedulerFuzz, FindsThatOnceHitSequencesRunTogetherWithoutL8Apart) { ExpectFound(Rule::kL8Apart); }
 
 }  // namespace
 }  // namespace baton

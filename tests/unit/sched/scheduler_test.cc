@@ -38,6 +38,13 @@ class SchedulerTest : public testing::Test {
     EXPECT_TRUE(id.ok()) << id.status().ToString();
     return id.ok() ? *id : SequenceId{};
   }
+  SequenceId AddHit(const RequestPtr& r) {
+    Progress progress;
+    progress.once_hit = true;
+    auto id = scheduler->Add(r, progress, 1, false, now);
+    EXPECT_TRUE(id.ok()) << id.status().ToString();
+    return id.ok() ? *id : SequenceId{};
+  }
   // Plans a step, launches it, and returns what it holds.
   std::vector<SequenceStep> Launch() {
     StepPlan plan = scheduler->Schedule(now);
@@ -230,6 +237,76 @@ TEST_F(SchedulerTest, ASequenceWithATicketIsNeverPreempted) {
   EXPECT_EQ(Launch().size(), 1u);
   EXPECT_EQ(scheduler->TakePreempted(), std::vector{sending});
   EXPECT_EQ(scheduler->Find(sending)->output.size(), 1u) << "what it knows it keeps";
+}
+
+// ---- L8: once-hit sequences run apart -------------------------------------------------------------------
+
+TEST_F(SchedulerTest, OnceHitSequencesRunOneAfterTheOtherAndNobodyWaitsForThem) {
+  Open(40, Options());
+  const SequenceId a = AddHit(NewRequest(20, 6, 0, 1));
+  const SequenceId b = AddHit(NewRequest(20, 6, 0, 2));
+  const SequenceId plain = Add(NewRequest(20, 6, 0, 3));
+  std::map<SequenceId, std::vector<TokenId>> answers;
+  std::vector<SequenceId> ended;
+  while (ended.size() < 3) {
+    for (bool more = true; more;) {  // two steps in flight
+      const auto parts = Launch();
+      more = !parts.empty();
+      for (const SequenceStep& part : parts) EXPECT_TRUE(part.sequence != b || scheduler->Find(a) == nullptr);
+    }
+    ASSERT_TRUE(runner->busy()) << "nobody is planned and nobody runs";
+    for (const NewToken& t : Done().tokens) {
+      answers[t.sequence].push_back(t.token.id);
+      if (t.finish == FinishReason::kNone) continue;
+      ended.push_back(t.sequence);
+      scheduler->End(t.sequence);
+    }
+  }
+  EXPECT_EQ(ended, (std::vector{a, plain, b}));
+  EXPECT_EQ(answers[a], TrueAnswer(*NewRequest(20, 6, 0, 1)));
+  EXPECT_EQ(answers[b], TrueAnswer(*NewRequest(20, 6, 0, 2)));
+}
+
+TEST_F(SchedulerTest, ATurnPassesOnOnlyWhenTheLaunchedStepsOfTheLastAreDone) {
+  Open(40, Options());
+  const SequenceId a = AddHit(NewRequest(20, 6, 0, 1));
+  const SequenceId b = AddHit(NewRequest(20, 6, 0, 2));
+  EXPECT_EQ(Launch().at(0).sequence, a);
+  scheduler->End(a);  // cancelled, but its step runs on
+  EXPECT_TRUE(Launch().empty());
+  Done();
+  EXPECT_EQ(Launch().at(0).sequence, b);
+}
+
+TEST_F(SchedulerTest, AChunkedPromptKeepsItsTurnOverARunningOneOfLowerRank) {
+  SchedulerOptions o = Options();
+  o.max_prefill_tokens = 16;
+  Open(40, o);
+  const SequenceId late = Add(NewRequest(10, 30, 0, 1));
+  Launch();
+  Done();
+  const SequenceId prompt = AddHit(NewRequest(64, 4, 1, 2));
+  ASSERT_EQ(Launch().size(), 2u) << "only one of them is once hit";
+  scheduler->SetOnceHit(late);  // a death elsewhere, told in the middle of the step
+  EXPECT_TRUE(Launch().empty()) << "both are in it: it ends first";
+  Done();
+  for (int step = 0; step < 5; ++step) {  // three chunks, two tokens
+    const auto parts = Launch();
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_EQ(parts[0].sequence, prompt);
+    Done();
+  }
+}
+
+TEST_F(SchedulerTest, WhoWaitsForItsTurnKeepsNoGrantAndNoPlaceFromOthers) {
+  Open(40, Options());
+  AddHit(NewRequest(20, 30, 0, 1));
+  Launch();
+  const SequenceId waits = AddHit(NewRequest(20, 30, 5, 2));
+  EXPECT_TRUE(Launch().size() == 1 && PhaseOf(waits) == Phase::kWaiting);
+  EXPECT_FALSE(scheduler->WaitsForBlocks());
+  EXPECT_TRUE(scheduler->Receive(NewRequest(20, 30, 0, 3), {}, 1, now).ok());
+  EXPECT_TRUE(scheduler->TakePreempted().empty()) << "its priority takes nobody's blocks before its turn";
 }
 
 TEST_F(SchedulerTest, WhatCanNeverFitIsRefusedAtOnceAndTheQueueIsBounded) {
