@@ -11,7 +11,7 @@ packages=(
   libspdlog-dev libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libpcre2-dev libutf8proc-dev libxxhash-dev libucx-dev
   libgtest-dev libgmock-dev libbenchmark-dev libsimde-dev
-  python3 python3-venv python3-pip python3-jinja2
+  python3 python3-venv python3-pip python3-jinja2 iproute2
   ca-certificates unzip procps util-linux
 )
 text_packages=(
