@@ -647,6 +647,7 @@ bool EngineCore::idle() const { return children_.empty() && orphans_.empty() && 
 void EngineCore::Audit() const {
   pool_.Audit();
   scheduler_.Audit();
+  connector_.Audit();
   for (const auto& [sequence, id] : by_sequence_) {
     const auto it = children_.find(id);
     BATON_CHECK(it != children_.end() && it->second.sequence == sequence, "a sequence without its child");

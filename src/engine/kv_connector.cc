@@ -132,14 +132,19 @@ void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessa
   WriterActions actions;
   const ProcessId reader = s.peer.process;
   if (const auto* grant = std::get_if<Grant>(&m)) {
-    const auto held = sends_.find({grant->child, grant->epoch});
-    if (held != sends_.end()) scheduler_->SetPinned(held->second, true);
     writer_.OnGrant(reader, *grant, now, &actions);
+    const ChildEpoch key{grant->child, grant->epoch};
+    if (const WriterChild* c = writer_.Find(key); c != nullptr && c->ticket != Ticket{}) {
+      scheduler_->SetPinned(sends_.at(key), true);
+    }
   } else if (const auto* busy = std::get_if<Busy>(&m)) {
     writer_.OnBusy(reader, *busy, now, &actions);
-    const auto held = sends_.find({busy->child, busy->epoch});
-    // L6: without a ticket it gives way when others need its blocks.
-    if (held != sends_.end()) scheduler_->SetPinned(held->second, false);
+    const ChildEpoch key{busy->child, busy->epoch};
+    // L6: without a ticket it gives way when others need its blocks. A BUSY that comes late may meet one that has a
+    // ticket by now, and puts that read its blocks.
+    if (const WriterChild* c = writer_.Find(key); c != nullptr && c->state == WriterState::kHeld) {
+      scheduler_->SetPinned(sends_.at(key), false);
+    }
   } else if (const auto* refused = std::get_if<Refused>(&m)) {
     writer_.OnRefused(reader, *refused, now, &actions);
   } else if (const auto* commit_answer = std::get_if<CommitAnswer>(&m)) {
@@ -576,6 +581,14 @@ void KvConnector::DialDue(TimePoint now, Outbox* out) {
       out->dial.push_back({*s.link, s.peer});
     }
     ++it;
+  }
+}
+
+void KvConnector::Audit() const {
+  for (const WriterChild* c : writer_.Live()) {
+    if (c->ticket == Ticket{}) continue;
+    const Sequence* s = scheduler_->Find(sends_.at(c->key));
+    BATON_CHECK(s == nullptr || s->pinned, "a hand-off with a ticket must not lose its blocks");
   }
 }
 

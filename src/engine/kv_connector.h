@@ -69,6 +69,7 @@ class KvConnector {
   void PollTransport(TimePoint now, Outbox* out);
   void Tick(TimePoint now, Outbox* out);
   TimePoint NextTimer() const;
+  void Audit() const;  // aborts where a hand-off that holds a ticket could lose its blocks
   ConnectorFacts TakeFacts() { return std::exchange(facts_, {}); }
 
   // ---- writer -----------------------------------------------------------------------------------

@@ -200,6 +200,32 @@ TEST(EngineCore, AHeldHandOffGivesWayToOthersAndIsThenDecodedWhereItIsUnderAnyRo
   EXPECT_TRUE(b.core->idle());
 }
 
+// The repeat of a BUSY that was answered long ago: what reads the blocks now would read somebody else's bytes.
+TEST(EngineCore, ABusyThatComesAfterTheGrantDoesNotLetGoOfTheBlocks) {
+  EngineBench b({true, false}, /*pool_blocks=*/6);
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  const Reserve first = b.Last<Reserve>();
+  const Busy busy{first.child, first.epoch, first.attempt, milliseconds(20)};
+  b.FromReader(busy);
+  b.now += milliseconds(20);
+  b.Turn();
+  ASSERT_EQ(b.Last<Reserve>().attempt, 2u);
+  b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+  b.Finish(9);
+  ASSERT_FALSE(b.transport.posts.empty());
+  b.FromReader(busy);
+  // Four blocks of six are wanted by somebody more important, who waits.
+  b.Front(PrefillCommand{b.Make(2, 64, 1, /*priority=*/5), EngineBench::Fresh(), 1, b.reader});
+  EXPECT_EQ(b.core->pool().counts(0).owned, 3u);
+  b.transport.QuiesceAll();
+  b.Turn();
+  ASSERT_EQ(b.Sent<Commit>().size(), 1u);
+  const Commit commit = b.Last<Commit>();
+  b.FromReader(CommitAnswer{commit.child, commit.epoch, commit.ticket, commit.attempt, CommitVerdict::kAck, {}});
+  EXPECT_EQ(b.Told<HandedOff>().size(), 1u);
+}
+
 TEST(EngineCore, WithoutAReaderTheHandOffFailsAndItsKvWaitsForTheNextEpoch) {
   EngineBench b;
   const RequestPtr request = b.Make(1, 48, 8);
