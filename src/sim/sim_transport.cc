@@ -1,10 +1,14 @@
 #include "sim/sim_transport.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/hash.h"
 
 namespace baton {
+namespace {
+constexpr Duration kOpenTimeout = std::chrono::milliseconds(500);
+}  // namespace
 
 SimTransport::SimTransport(SimFabric* fabric, ProcessId self, std::function<void()> wake)
     : fabric_(fabric), self_(std::move(self)), wake_(std::move(wake)) {
@@ -32,9 +36,10 @@ void SimTransport::Poll(std::vector<TransportEvent>* events) {
 }
 
 void SimTransport::Open(const ProcessId& reader, std::span<const std::byte>) {
-  fabric_->loop->After(fabric_->latency, [this, reader, alive = alive_] {
+  const bool held = fabric_->Held(self_, reader) || fabric_->Held(reader, self_);
+  fabric_->loop->After(held ? kOpenTimeout : fabric_->latency, [this, reader, held, alive = alive_] {
     if (!*alive) return;
-    const bool there = fabric_->processes.count(reader) > 0;
+    const bool there = !held && fabric_->processes.count(reader) > 0;
     if (there) open_peers_.insert(reader);
     Report(PeerOpened{reader, there ? OkStatus() : UnavailableError("no such process"), fabric_->mode});
   });
@@ -72,7 +77,7 @@ void SimTransport::Complete(OpId op, Status status, uint64_t digest) {
 
 void SimTransport::Post(TransferPost post) {
   open_ops_[post.op] = post.reader;
-  const Fault fault = fabric_->faults->Decide(FaultPoint::kPost);
+  const Fault fault = Decide(FaultPoint::kPost, post.ticket);
   uint64_t bytes = 0;
   for (const CopyPiece& p : post.pieces) bytes += p.bytes;
   Duration wire = fabric_->latency + FromSeconds(bytes / fabric_->bytes_per_second);
@@ -83,10 +88,22 @@ void SimTransport::Post(TransferPost post) {
   });
 }
 
+Fault SimTransport::Decide(FaultPoint point, const Ticket& ticket) {
+  const Fault fault = fabric_->faults->Decide(point);
+  if (fault.kind != FaultKind::kDeliver && fabric_->on_fault) fabric_->on_fault(point, fault.kind, ticket);
+  return fault;
+}
+
 void SimTransport::Land(const TransferPost& post, Fault fault) {
   const auto reader = fabric_->processes.find(post.reader);
   // A severed op's source is no longer read.
   if (open_ops_.count(post.op) == 0) return;
+  if (fabric_->Held(self_, post.reader)) {
+    return fabric_->loop->At(fabric_->held_until(self_, post.reader) + fabric_->latency,
+                             [this, post, fault, alive = alive_] {
+                               if (*alive) Land(post, fault);
+                             });
+  }
   if (reader == fabric_->processes.end() || fault.kind == FaultKind::kFail) {
     if (open_peers_.erase(post.reader) > 0 && reader == fabric_->processes.end()) {
       Report(PeerLost{post.reader, UnavailableError("the peer is gone")});
@@ -97,6 +114,7 @@ void SimTransport::Land(const TransferPost& post, Fault fault) {
   StreamHash64 digest;
   const auto admission = target.admitted_.find(post.ticket);
   const bool one_sided = fabric_->mode == TransferMode::kOneSided;
+  uint64_t placed = 0;
   for (size_t i = 0; i < post.pieces.size(); ++i) {
     const CopyPiece& p = post.pieces[i];
     digest.Add({pool_.data() + p.source, p.bytes});
@@ -104,17 +122,30 @@ void SimTransport::Land(const TransferPost& post, Fault fault) {
     if (fault.kind == FaultKind::kTruncate && i + 1 == post.pieces.size()) continue;
     const uint64_t base = one_sided ? post.target_base[p.target_block] : admission->second.base[p.target_block];
     std::memcpy(target.pool_.data() + base + p.target_offset, pool_.data() + p.source, p.bytes);
+    placed += p.bytes;
   }
-  Complete(post.op, OkStatus(), digest.Digest());
-  const Fault notice = fabric_->faults->Decide(FaultPoint::kNotice);
-  const auto deliver = [&](Duration delay) {
-    fabric_->loop->After(fabric_->latency + delay, [fabric = fabric_, reader = post.reader, post] {
-      const auto it = fabric->processes.find(reader);
-      if (it != fabric->processes.end()) it->second->Notice(post);
-    });
-  };
-  if (notice.kind != FaultKind::kDrop) deliver(notice.kind == FaultKind::kDelay ? notice.delay : Duration(0));
-  if (notice.kind == FaultKind::kDuplicate) deliver(notice.delay);
+  if (placed > 0 && fabric_->on_landed) fabric_->on_landed(post.reader, post.ticket, placed);
+  if (fabric_->Held(post.reader, self_)) {
+    // The bytes are there, and the notice may be; that they are comes back when the cut heals.
+    fabric_->loop->At(fabric_->held_until(post.reader, self_) + fabric_->latency,
+                      [this, op = post.op, sum = digest.Digest(), alive = alive_] {
+                        if (*alive) Complete(op, OkStatus(), sum);
+                      });
+  } else {
+    Complete(post.op, OkStatus(), digest.Digest());
+  }
+  const Fault notice = Decide(FaultPoint::kNotice, post.ticket);
+  if (notice.kind != FaultKind::kDrop) SendNotice(post, notice.kind == FaultKind::kDelay ? notice.delay : Duration(0));
+  if (notice.kind == FaultKind::kDuplicate) SendNotice(post, notice.delay);
+}
+
+void SimTransport::SendNotice(const TransferPost& post, Duration delay) {
+  const TimePoint sent = fabric_->held_until ? std::max(fabric_->loop->Now(), fabric_->held_until(self_, post.reader))
+                                             : fabric_->loop->Now();
+  fabric_->loop->At(sent + fabric_->latency + delay, [fabric = fabric_, post] {
+    const auto it = fabric->processes.find(post.reader);
+    if (it != fabric->processes.end()) it->second->Notice(post);
+  });
 }
 
 void SimTransport::Notice(const TransferPost& post) {

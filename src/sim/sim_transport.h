@@ -29,6 +29,14 @@ struct SimFabric {
   Duration latency = std::chrono::microseconds(50);
   double bytes_per_second = 2e9;
   std::map<ProcessId, SimTransport*> processes;
+  // Until then nothing of the first gets to the second (SimCluster::Cut).
+  std::function<TimePoint(const ProcessId& from, const ProcessId& to)> held_until;
+  // A put of the ticket landed in the reader's pool; a decision of `faults` went against the ticket.
+  std::function<void(const ProcessId& reader, const Ticket& ticket, uint64_t bytes)> on_landed;
+  std::function<void(FaultPoint point, FaultKind kind, const Ticket& ticket)> on_fault;
+  bool Held(const ProcessId& from, const ProcessId& to) const {
+    return held_until && held_until(from, to) > loop->Now();
+  }
 };
 
 class SimTransport : public KvTransport {
@@ -55,7 +63,9 @@ class SimTransport : public KvTransport {
   };
   void Report(TransportEvent event);
   void Land(const TransferPost& post, Fault fault);
-  void Notice(const TransferPost& post);
+  void Notice(const TransferPost& post);  // at the reader
+  void SendNotice(const TransferPost& post, Duration delay);
+  Fault Decide(FaultPoint point, const Ticket& ticket);
   void Complete(OpId op, Status status, uint64_t digest);
 
   SimFabric* const fabric_;

@@ -50,7 +50,7 @@ std::string TurnOracles::Caps(const EngineCore& core) {
 std::string TurnOracles::Holds(const SimCluster& cluster, size_t worker) {
   for (const WriterChild* c : cluster.core(worker)->connector().writer().Live()) {
     if (c->state != WriterState::kHeld) continue;
-    const TimePoint now = cluster.now();
+    const TimePoint now = cluster.local_now(worker);
     const TimePoint over = now + (c->deadline - now) / 4;
     const TimePoint first = holds_.emplace(HoldKey{worker, cluster.incarnation(worker), c->key}, over).first->second;
     if (now > first + kHoldSlack) return "a hand-off waits for a busy reader beyond a quarter of its deadline";

@@ -19,6 +19,11 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   step_failures += o.step_failures, missing += o.missing, unwanted_grants += o.unwanted_grants;
   surplus_parts += o.surplus_parts, transfer_bytes += o.transfer_bytes, hidden_bytes += o.hidden_bytes;
   replay_faults += o.replay_faults;
+  cancelled_reserving += o.cancelled_reserving, cancelled_ready += o.cancelled_ready;
+  leaked_blocks += o.leaked_blocks, busy += o.busy;
+  faults.Add(o.faults);
+  for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
+  for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
   for (const auto& [name, n] : o.used) used[name] += n;
   for (const auto& [name, n] : o.failures) failures[name] += n;
 }
@@ -81,14 +86,30 @@ void Scenario::Arrive() {
   client.odd = options_.cluster.odd_worker != SIZE_MAX;
   // The first event can come before Submit returns: the handle is known from the order.
   clients_[ClientHandle{submitted_}] = std::move(client);
-  const ClientHandle handle = cluster_->Submit(std::move(r));
+  const size_t front = cluster_->num_fronts() > 1 ? rng_.Below(cluster_->num_fronts()) : 0;
+  const ClientHandle handle = cluster_->Submit(std::move(r), front);
   if (rng_.Chance(options_.cancel)) {
     cluster_->loop().After(milliseconds(rng_.Below(60)), [this, handle] {
       Client& c = clients_[handle];
       if (c.ended) return;
       c.cancelled = true;
+      NoteCancel(handle);
       cluster_->Cancel(handle);
     });
+  }
+}
+
+void Scenario::NoteCancel(ClientHandle handle) {
+  const ChildId child = cluster_->front(cluster_->front_of(handle)).ChildOf(handle);
+  for (size_t w = 0; w < cluster_->num_workers(); ++w) {
+    if (!cluster_->alive(w)) continue;
+    for (const WriterChild* c : cluster_->core(w)->connector().writer().Live()) {
+      counts_.cancelled_reserving += c->key.child == child && c->state == WriterState::kReserving ? 1 : 0;
+    }
+    for (const ReaderTicket* t : cluster_->core(w)->connector().reader().Live()) {
+      const bool ready = t->state == TicketState::kReady || t->state == TicketState::kRunning;
+      counts_.cancelled_ready += t->child == child && ready ? 1 : 0;
+    }
   }
 }
 
@@ -114,6 +135,7 @@ void Scenario::OnEvent(ClientHandle handle, const ClientEvent& event) {
     OnEnd(c);
     if (!c.finished) Violation("done without finished");
     ++counts_.done;
+    ++counts_.done_by_front[cluster_->front_of(handle)];
     counts_.disaggregated += done->timings.disaggregated ? 1 : 0;
     counts_.replacements += done->timings.retries;
     counts_.transfer_bytes += done->timings.prefill.transfer_bytes;
@@ -126,6 +148,7 @@ void Scenario::OnEvent(ClientHandle handle, const ClientEvent& event) {
       ++counts_.cancelled;
     } else {
       ++counts_.failed;
+      ++counts_.failed_by_front[cluster_->front_of(handle)];
       if (options_.every_request_succeeds) Violation("a request failed: " + failed->status.ToString());
       if (options_.innocents_survive && !c.poison && failed->reason != "NO_WORKER") {
         Violation("a request that kills nobody failed: " + failed->status.ToString());
@@ -186,14 +209,31 @@ void Scenario::PlanFaults() {
       cluster_->loop().After(milliseconds(rng_.Below(30)), [this, w] { cluster_->Kill(w); });
   }
   for (uint32_t i = 0; i < options_.front_restarts; ++i) {
-    at([this] {
+    const bool any = options_.restarted_front == SIZE_MAX && cluster_->num_fronts() > 1;
+    at([this, front = any ? rng_.Below(cluster_->num_fronts())
+                          : std::min(options_.restarted_front, cluster_->num_fronts() - 1)] {
       for (auto& [handle, c] : clients_) {
-        if (c.ended) continue;
+        if (c.ended || cluster_->front_of(handle) != front) continue;
         c.ended = true;
         ++counts_.lost_with_front;
       }
-      cluster_->RestartFront();
+      cluster_->RestartFront(front);
     });
+  }
+  for (uint32_t i = 0; i < options_.cuts; ++i) {
+    const size_t a = rng_.Below(cluster_->num_workers());
+    const size_t b = rng_.Below(cluster_->num_processes());
+    const auto how_long = Duration(1 + static_cast<int64_t>(rng_.Below(options_.cut_for.count())));
+    const uint64_t way = rng_.Below(3);
+    at([this, a, b, how_long, way] {
+      if (way != 1) cluster_->Cut(a, b, how_long);
+      if (way != 0) cluster_->Cut(b, a, how_long);
+    });
+  }
+  for (uint32_t i = 0; i < options_.drains; ++i) at([this, w = some_worker()] { cluster_->Drain(w); });
+  for (size_t w = 0; options_.drain_each && w < cluster_->num_workers(); ++w) {
+    cluster_->loop().After(options_.faults_over * static_cast<int>(w + 1) / static_cast<int>(cluster_->num_workers()),
+                           [this, w] { cluster_->Drain(w); });
   }
 }
 
@@ -226,6 +266,7 @@ std::string Scenario::Run() {
     if (options_.supervisor_stays_out && cluster_->supervisor_kills() > 0) {
       Violation("only a writer's death let go of its blocks");
     }
+    if (cluster_->faults().stale_bytes > 0) Violation("bytes landed under a ticket that is over or READY");
     if (cluster_->poison_deaths() > kMostPoisonDeaths) Violation("one request killed more than two workers");
   }
   if (violation_.empty() && !AllEnded()) Violation("a request never ended");
@@ -236,13 +277,19 @@ std::string Scenario::Run() {
 }
 
 void Scenario::CollectCounts() {
-  counts_.replay_faults += cluster_->front().counters().replay_faults;
+  counts_.faults = cluster_->faults();
+  for (size_t f = 0; f < cluster_->num_fronts(); ++f) {
+    counts_.replay_faults += cluster_->front(f).counters().replay_faults;
+  }
   for (size_t i = 0; i < cluster_->num_workers(); ++i) {
     const EngineCore* core = cluster_->core(i);
     if (core == nullptr) continue;
+    const BlockCounts& blocks = core->pool().counts(0);
+    counts_.leaked_blocks += blocks.total - blocks.free - blocks.cached;
     counts_.preemptions += core->counters().preemptions;
     counts_.cached_tokens += core->counters().cached_tokens;
     counts_.grants += core->connector().counters().grants;
+    counts_.busy += core->connector().counters().busy;
     counts_.repushes += core->connector().writer().counters().repushes;
     counts_.corrupt += core->connector().reader().counters().corrupt;
     counts_.missing += core->connector().reader().counters().missing;
@@ -277,6 +324,47 @@ ScenarioOptions MixedScenario(uint64_t seed) {
   if (rng.Chance(0.3)) o.pair_breaks = static_cast<uint32_t>(rng.Below(4));
   if (rng.Chance(0.2)) o.step_failures = static_cast<uint32_t>(rng.Below(3));
   if (rng.Chance(0.1)) o.front_restarts = 1;
+  return o;
+}
+
+ScenarioOptions WideScenario(uint64_t seed) {
+  ScenarioOptions o = MixedScenario(seed);
+  Rng rng(Mix64(seed ^ 0x71de));
+  SimOptions& c = o.cluster;
+  c.num_fronts = 1 + static_cast<uint32_t>(rng.Below(2));
+  c.num_prefill = 1 + static_cast<uint32_t>(rng.Below(3));
+  c.num_decode = 1 + static_cast<uint32_t>(rng.Below(3));
+  c.clock_spread = std::chrono::hours(1000);
+  c.clock_drift_ppm = static_cast<uint32_t>(rng.Below(500));
+  if (rng.Chance(0.5)) o.cuts = 1 + static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.3)) o.drains = 1 + static_cast<uint32_t>(rng.Below(2));
+  if (rng.Chance(0.3)) o.kills += 1;
+  return o;
+}
+
+ScenarioOptions NightScenario(uint64_t seed) {
+  ScenarioOptions o = WideScenario(seed);
+  Rng rng(Mix64(seed ^ 0x4167));
+  SimOptions& c = o.cluster;
+  o.num_requests = 100;
+  o.arrivals_over = milliseconds(600);
+  o.faults_over = milliseconds(600);
+  o.max_prompt = 60;
+  o.max_answer = 12;
+  o.cancel = 0.2 * rng.Unit();
+  c.message_drop = 0.03 * rng.Unit();
+  c.message_duplicate = 0.3 * rng.Unit();
+  c.message_late = 0.3 * rng.Unit();
+  c.transfer.post_delay = 0.3 * rng.Unit();
+  c.transfer.post_truncate = 0.02 * rng.Unit();
+  c.transfer.post_fail = 0.02 * rng.Unit();
+  c.transfer.post_never = 0.005 * rng.Unit();
+  c.transfer.notice_delay = 0.3 * rng.Unit();
+  c.transfer.notice_drop = 0.05 * rng.Unit();
+  c.transfer.notice_duplicate = 0.3 * rng.Unit();
+  c.transfer.max_delay = milliseconds(rng.Chance(0.5) ? 20 : 80);
+  o.pair_breaks += static_cast<uint32_t>(rng.Below(3));
+  if (rng.Chance(0.8)) o.shape = [](uint32_t, ClientRequest* r) { r->placement = PlacementHint::kDisaggregated; };
   return o;
 }
 

@@ -33,8 +33,13 @@ struct ScenarioOptions {
   bool supervisor_stays_out = false;    // a worker that only its death could make let go of a block (L9)
 
   uint32_t kills = 0, pauses = 0, front_breaks = 0, pair_breaks = 0, step_failures = 0, front_restarts = 0;
-  uint32_t hangs = 0;               // a worker stands still for 30 s, then it is killed and started again
-  bool decode_workers_die = false;  // for good, the first 30 ms after the start
+  uint32_t cuts = 0;  // between two processes, two thirds of them one way only
+  Duration cut_for = std::chrono::seconds(5);
+  size_t restarted_front = SIZE_MAX;  // which one front_restarts mean; any
+  uint32_t drains = 0;                // of a worker, which then starts again
+  bool drain_each = false;            // every worker, one after another
+  uint32_t hangs = 0;                 // a worker stands still for 30 s, then it is killed and started again
+  bool decode_workers_die = false;    // for good, the first 30 ms after the start
   Duration pause_for = std::chrono::milliseconds(1500);
   Duration faults_over = std::chrono::milliseconds(400);
 };
@@ -45,6 +50,11 @@ struct ScenarioCounts {
   uint64_t grants = 0, quarantined = 0, handed_off = 0, repushes = 0, corrupt = 0, replacements = 0;
   uint64_t lost_with_front = 0, step_failures = 0, missing = 0, unwanted_grants = 0, surplus_parts = 0;
   uint64_t transfer_bytes = 0, hidden_bytes = 0, replay_faults = 0;
+  uint64_t busy = 0;                                      // RESERVEs that were put off
+  uint64_t cancelled_reserving = 0, cancelled_ready = 0;  // P waits for its GRANT; D owns the request
+  uint64_t leaked_blocks = 0;                             // neither free nor cached at the end
+  SimFaultCounts faults;
+  std::map<size_t, uint64_t> done_by_front, failed_by_front;
   std::map<std::string, uint64_t> used;      // workers by name, in Done's timings
   std::map<std::string, uint64_t> failures;  // by code and reason
   void Add(const ScenarioCounts& o);
@@ -68,6 +78,7 @@ class Scenario {
   };
   void Arrive();
   void PlanFaults();
+  void NoteCancel(ClientHandle handle);  // where the cancel meets the request
   void OnEvent(ClientHandle handle, const ClientEvent& event);
   void OnEnd(Client& c);
   void Violation(const std::string& what);
@@ -87,5 +98,9 @@ class Scenario {
 
 // The random mix that the seeds test runs: a bit of everything.
 ScenarioOptions MixedScenario(uint64_t seed);
+// The same over clusters of other shapes, one or two fronts, cuts, drains and clocks that disagree.
+ScenarioOptions WideScenario(uint64_t seed);
+// Hand-offs under as many faults as they still get through: what the night runs (scripts/night.sh).
+ScenarioOptions NightScenario(uint64_t seed);
 
 }  // namespace baton
