@@ -1,5 +1,5 @@
 // Copy and digest in one pass over memory: the writer's half of the same-host paths. A digest after or before a
-// plain copy reads the source twice and costs a fifth of the bandwidth; here each block of 4 KiB is fetched while the
+// plain copy reads the source twice and costs a fifth of the bandwidth; here each block of 1 KiB is fetched while the
 // block before it is stored past the cache, so that digest and copy together run at the speed of memcpy.
 #pragma once
 
