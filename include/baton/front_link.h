@@ -108,6 +108,15 @@ struct ReceiptEvent {
 };
 using ChildEvent = std::variant<TokenEvent, HandedOff, HandoffFailed, Running, NotHeld, ChildFailed, ReceiptEvent>;
 
+// Blocks that broken hand-offs of one writer keep from use until it is proven quiet (L9).
+struct Quarantine {
+  ProcessId writer;
+  uint64_t pid = 0;  // on the reader's host; 0: on another, or not known
+  uint32_t blocks = 0;
+  Duration age{};      // of the oldest
+  bool stuck = false;  // it had its time, and only its death ends it: whoever started it is to kill it
+};
+
 // Liveness of the engine thread, and what a router may know of the load.
 struct Heartbeat {
   uint64_t steps = 0;          // launched so far
@@ -121,6 +130,7 @@ struct Heartbeat {
   Duration queued_work{};                    // predicted seconds of the queued tokens
   std::vector<uint32_t> free_blocks;         // [group], free or evictable
   std::vector<uint32_t> quarantined_blocks;  // [group]
+  std::vector<Quarantine> quarantines;       // by writer
   // L8: children of this front that were hit once and are in a launched step now.
   std::vector<ChildId> once_hit_in_step;
   // The cost model's coefficients, so that a router predicts with the worker's own measurements; see cost.

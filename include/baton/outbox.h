@@ -26,7 +26,10 @@ struct Outbox {
   std::vector<std::pair<LinkId, WorkerMessage>> to_fronts;
   std::vector<WatchProcess> watch;
   std::vector<LinkId> close;
-  bool empty() const { return dial.empty() && to_peers.empty() && to_fronts.empty() && watch.empty() && close.empty(); }
+  std::vector<Quarantine> stuck;  // L9: for whoever started these writers; repeated while it lasts
+  bool empty() const {
+    return dial.empty() && to_peers.empty() && to_fronts.empty() && watch.empty() && close.empty() && stuck.empty();
+  }
 };
 
 }  // namespace baton

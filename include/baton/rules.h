@@ -31,6 +31,7 @@ enum class Rule : uint8_t {
   kL11,
   kL12,
   kL8Apart,  // the last clause of L8: once-hit requests run apart from each other
+  kL9Stuck,  // of L9: a writer that stays stuck is reported, so that its supervisor kills it
 };
 
 class Rules {

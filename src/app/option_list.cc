@@ -97,6 +97,10 @@ constexpr OptionSpec kOptions[] = {
      "how KV moves between workers; auto: shared memory on one machine, else TCP",
      "auto|ucx-shm|ucx-tcp|local"},
 
+    {"stuck-after", K::kDuration, kComputes, "10s",
+     "a worker of this machine that ties up KV memory of another one for so long is killed by its supervisor",
+     {}, 0.1, 3600},
+
     // Running.
     {"drain-timeout",
      K::kDuration,

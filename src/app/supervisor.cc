@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -29,6 +30,8 @@ constexpr Duration kHealthyAfter = std::chrono::seconds(10);  // then the back-o
 constexpr Duration kRouterGrace = std::chrono::seconds(1);    // beyond the drain, before it is killed
 constexpr Duration kWorkerGrace = std::chrono::seconds(2);
 constexpr size_t kMostStatusBytes = 1 << 16;
+constexpr std::string_view kStuckLine = "stuck writer ";  // names have no spaces
+constexpr std::string_view kPidMark = " pid ";
 const SteadyTime kNoTime = SteadyTime::max();
 
 SteadyTime Now() { return std::chrono::steady_clock::now(); }
@@ -206,7 +209,9 @@ class Supervisor {
   void OnStatus(Child* child, const std::string& line) {
     if (child != &router() || line != kAllJoinedLine) Say(child->plan.name + ": " + line);
     child->refused |= line.starts_with(kRefusedLine);
-    if (child != &router() || phase_ != Phase::kRunning) return;
+    if (phase_ != Phase::kRunning) return;
+    if (const auto stuck = ParseStuckLine(line)) return OnStuck(*child, *stuck);
+    if (child != &router()) return;
     if (line.starts_with(kListeningLine)) {
       listen_ = line.substr(kListeningLine.size());  // a port of 0 is decided now, and kept
       PlanAll(listen_);
@@ -219,6 +224,20 @@ class Supervisor {
       Say("baton is ready on " + listen_ + ": " + settings_.Text("prefill") + " prefill, " + settings_.Text("decode") +
           " decode");
     }
+  }
+
+  // A child is not reaped before Reap, so its pid is nobody else's.
+  void OnStuck(const Child& reader, const StuckWriter& stuck) {
+    for (Child& child : children_) {
+      if (child.pid < 0 || child.plan.name != stuck.name || static_cast<uint64_t>(child.pid) != stuck.pid) continue;
+      if (Now() - child.started < settings_.Time("stuck-after")) return;
+      Say(stuck.name + ": pid " + std::to_string(stuck.pid) + " is stuck and is killed, so that " + reader.plan.name +
+          " gets its KV blocks back");
+      return Kill(&child, SIGKILL);
+    }
+    Say(stuck.name + ": pid " + std::to_string(stuck.pid) +
+        " is stuck but was not started here, so it is left alone; " + reader.plan.name +
+        " gets its KV blocks back when whoever started it kills it");
   }
 
   void ReadSignals() {
@@ -332,6 +351,24 @@ std::string CoreText(const std::vector<int>& cores) {
 }
 
 }  // namespace
+
+std::string StuckLine(const Quarantine& stuck) {
+  return std::string(kStuckLine) + stuck.writer.name + " pid " + std::to_string(stuck.pid) + ": " +
+         std::to_string(stuck.blocks) + " KV blocks have waited for it for " + SecondsText(stuck.age);
+}
+
+std::optional<StuckWriter> ParseStuckLine(std::string_view line) {
+  if (!line.starts_with(kStuckLine)) return std::nullopt;
+  line.remove_prefix(kStuckLine.size());
+  const size_t mark = line.find(kPidMark);
+  if (mark == 0 || mark == std::string_view::npos) return std::nullopt;
+  StuckWriter out;
+  out.name = line.substr(0, mark);
+  line.remove_prefix(mark + kPidMark.size());
+  const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), out.pid);
+  if (error != std::errc() || end == line.data() + line.size() || *end != ':') return std::nullopt;
+  return out;
+}
 
 std::vector<std::vector<int>> SplitCores(const std::vector<int>& cores, int usable, int workers) {
   std::vector<std::vector<int>> out(static_cast<size_t>(workers));

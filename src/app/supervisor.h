@@ -8,11 +8,13 @@
 // every child has ended.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "app/settings.h"
+#include "baton/front_link.h"
 
 namespace baton {
 
@@ -22,6 +24,16 @@ int RunSupervisor(const Settings& settings);
 inline constexpr std::string_view kListeningLine = "listening on ";  // the router's; its address follows
 inline constexpr std::string_view kAllJoinedLine = "all workers joined";
 inline constexpr std::string_view kRefusedLine = "refused for good: ";  // a worker's last; the reason follows
+
+// A worker's line about a writer that only its death will make let go of KV blocks (L9). What it names is
+// killed only if it is a child that runs now under that very name and pid, and has run for longer than a
+// writer needs to become stuck: so an old line never means a new process.
+struct StuckWriter {
+  std::string name;
+  uint64_t pid = 0;
+};
+std::string StuckLine(const Quarantine& stuck);
+std::optional<StuckWriter> ParseStuckLine(std::string_view line);  // nothing: it is another line
 
 // The cores of each worker: contiguous, disjoint, as even as can be; empty sets (nobody is pinned) when there
 // are fewer cores than workers or when `usable` says that a quota gives less than the cores.

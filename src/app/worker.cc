@@ -8,6 +8,7 @@
 
 #include "app/load_progress.h"
 #include "app/model_source.h"
+#include "app/supervisor.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mailbox.h"
@@ -132,8 +133,20 @@ EngineOptions MakeEngineOptions(const Settings& settings, const ModelFile& file,
   out.prior = ColdCost(file.decoder(), shape.memory, shape.threads);
   out.host = setup.alone ? "" : HostIdentity();
   out.pid = static_cast<uint64_t>(getpid());
+  out.stuck_after = settings.Time("stuck-after");
   out.seed = Mix64(setup.self.incarnation.random);
   return out;
+}
+
+// L9: to the supervisor, which kills the writer if it started it; and to the log, for whoever runs it otherwise.
+void SayStuck(const Quarantine& stuck, EventLines* events) {
+  events->Say(StuckLine(stuck));
+  spdlog::warn(
+      "{} KV blocks have waited for {:.1f} s for writer {} (pid {}), which is alive and does not answer: only its "
+      "death "
+      "gives them back. {}",
+      stuck.blocks, Seconds(stuck.age), ToString(stuck.writer), stuck.pid,
+      events->supervised() ? "The supervisor kills it if it started it; otherwise kill it" : "Kill it");
 }
 
 class CpuWorker : public Worker {
@@ -172,8 +185,10 @@ class CpuWorker : public Worker {
         MakeEngineOptions(settings, file, setup, shape, network_->pair_address(), runner_->numeric_identity());
     BATON_RETURN_IF_ERROR(Validate(engine.scheduler));
     core_ = std::make_unique<EngineCore>(std::move(engine), runner_.get(), transport_.get());
-    thread_ = std::make_unique<EngineThread>(core_.get(), &inlet_, &clock_,
-                                             [this](Outbox&& out) { network_->Deliver(std::move(out)); });
+    thread_ = std::make_unique<EngineThread>(core_.get(), &inlet_, &clock_, [this, events](Outbox&& out) {
+      for (const Quarantine& stuck : out.stuck) SayStuck(stuck, events);
+      network_->Deliver(std::move(out));
+    });
     network_->Start(&inlet_);
     thread_->Start();
     spdlog::info("{} serves with {} kernels, {} thread(s), transport {}", ToString(setup.self), device_->kernels().name,

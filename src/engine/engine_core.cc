@@ -28,6 +28,7 @@ KvConnectorOptions ConnectorOptions(const EngineOptions& o) {
   c.pid = o.pid;
   c.reader = o.reader;
   c.writer = o.writer;
+  c.stuck_after = o.stuck_after;
   c.seed = o.seed;
   c.rules = o.rules;
   return c;
@@ -50,6 +51,9 @@ void EngineCore::Step(TimePoint now, std::vector<EngineCommand>* commands, Outbo
   HandleFacts(now);
   PollRunner(now, out);
   connector_.Tick(now, out);
+  if (!out->stuck.empty()) {  // its death, which comes next, is not the fault of what it runs (L8)
+    for (auto& [link, front] : fronts_) front.next_heartbeat = now;
+  }
   ExpireDeadlines(now, out);
   HandleFacts(now);
   LaunchSteps(now, out);
@@ -593,6 +597,7 @@ Heartbeat EngineCore::MakeHeartbeat(TimePoint now) const {
   h.context_tokens = load.context_tokens;
   h.free_blocks = load.free_blocks;
   h.quarantined_blocks = load.quarantined_blocks;
+  h.quarantines = connector_.Quarantines(now);
   const auto queued = static_cast<uint32_t>(std::min<uint64_t>(load.queued_tokens, UINT32_MAX));
   h.queued_work = queued == 0 ? Duration(0) : cost_.PredictPrefill(queued, 0, options_.scheduler.max_prefill_tokens);
   h.cost = cost_.Export();

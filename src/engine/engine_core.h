@@ -36,6 +36,7 @@ struct EngineOptions {
   uint64_t pid = 0;
   ReaderOptions reader;
   WriterOptions writer;
+  Duration stuck_after = std::chrono::seconds(10);  // see KvConnectorOptions
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration hold_lease = std::chrono::seconds(30);  // a failed hand-off's KV waits so long for the next epoch
   Duration max_deadline = std::chrono::hours(1);

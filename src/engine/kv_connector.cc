@@ -218,7 +218,8 @@ void KvConnector::OnHello(LinkId link, const PairHello& hello, TimePoint now, Ou
   ++counters_.sessions;
   if (watches_.find(hello.writer) == watches_.end()) {
     const bool same_host = !options_.host.empty() && hello.host == options_.host;
-    watches_[hello.writer] = same_host ? Watch::kPending : Watch::kImpossible;
+    watches_[hello.writer] =
+        same_host ? WatchedWriter{Watch::kPending, hello.pid} : WatchedWriter{Watch::kImpossible, 0};
     if (same_host) out->watch.push_back({hello.writer, hello.host, hello.pid});
   }
   answer.descriptor = transport_->LocalDescriptor();
@@ -269,7 +270,7 @@ void KvConnector::SessionIsUp(WriterSession& s, TimePoint now, Outbox* out) {
 
 void KvConnector::OnProcessWatched(const ProcessWatched& watched) {
   const auto it = watches_.find(watched.process);
-  if (it != watches_.end()) it->second = watched.ok ? Watch::kOpened : Watch::kImpossible;
+  if (it != watches_.end()) it->second.watch = watched.ok ? Watch::kOpened : Watch::kImpossible;
 }
 
 void KvConnector::OnProcessDied(const ProcessId& process, TimePoint now, Outbox* out) {
@@ -482,12 +483,12 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   }
   if (reserve.mode == TransferMode::kOneSided) {
     const auto watch = watches_.find(writer);
-    if (watch == watches_.end() || watch->second == Watch::kImpossible) {
+    if (watch == watches_.end() || watch->second.watch == Watch::kImpossible) {
       return refuse(RefuseReason::kRole, "one-sided writes need a pidfd of the writer, and none can be had");
     }
-    if (watch->second == Watch::kPending) return busy(std::chrono::milliseconds(1));
-    if (watch->second == Watch::kOpened) {
-      watch->second = Watch::kOk;
+    if (watch->second.watch == Watch::kPending) return busy(std::chrono::milliseconds(1));
+    if (watch->second.watch == Watch::kOpened) {
+      watch->second.watch = Watch::kOk;
       return busy(std::chrono::milliseconds(1));
     }
   }
@@ -564,6 +565,46 @@ void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
   }
 }
 
+std::vector<Quarantine> KvConnector::Quarantines(TimePoint now) const {
+  std::vector<Quarantine> out;
+  if (quarantine_.empty()) return out;
+  std::map<ProcessId, Quarantine> by_writer;
+  for (const ReaderTicket* t : reader_.Live()) {
+    if (t->state != TicketState::kQuarantined) continue;
+    Quarantine& q = by_writer[t->writer];
+    q.writer = t->writer;
+    q.blocks += NumBlocks(t->grant.blocks);
+    q.age = std::max(q.age, now - t->quarantined_at);
+    // The other mode has a fence.
+    q.stuck = q.stuck || (t->mode == TransferMode::kOneSided && now - t->quarantined_at >= options_.stuck_after);
+  }
+  for (auto& [writer, q] : by_writer) {
+    if (const auto watch = watches_.find(writer); watch != watches_.end()) q.pid = watch->second.pid;
+    out.push_back(std::move(q));
+  }
+  return out;
+}
+
+// L9. Repeated while it lasts, since a report may be lost on its way; a writer that is gone is forgotten.
+void KvConnector::ReportStuck(TimePoint now, Outbox* out) {
+  next_stuck_ = kNever;
+  if (quarantine_.empty() || !options_.rules.Holds(Rule::kL9Stuck)) return stuck_reported_.clear();
+  std::map<ProcessId, TimePoint> reported;
+  for (Quarantine& q : Quarantines(now)) {
+    TimePoint due = now - q.age + options_.stuck_after;
+    const auto before = stuck_reported_.find(q.writer);
+    if (before != stuck_reported_.end()) due = std::max(due, before->second + options_.stuck_after);
+    if (before != stuck_reported_.end()) reported[q.writer] = before->second;
+    if (q.stuck && due <= now) {
+      reported[q.writer] = now;
+      due = now + options_.stuck_after;
+      out->stuck.push_back(std::move(q));
+    }
+    if (due > now) next_stuck_ = std::min(next_stuck_, due);
+  }
+  stuck_reported_ = std::move(reported);
+}
+
 // ---- time -----------------------------------------------------------------------------------------
 
 void KvConnector::DialDue(TimePoint now, Outbox* out) {
@@ -612,11 +653,12 @@ void KvConnector::Tick(TimePoint now, Outbox* out) {
   ReaderActions r;
   reader_.Tick(now, &r);
   Do(&r, now, out);
+  ReportStuck(now, out);
   DialDue(now, out);
 }
 
 TimePoint KvConnector::NextTimer() const {
-  TimePoint next = std::min(writer_.NextTimer(), reader_.NextTimer());
+  TimePoint next = std::min({writer_.NextTimer(), reader_.NextTimer(), next_stuck_});
   for (const auto& [peer, s] : dialed_) {
     if (s.up() && !writer_.AliveTickets(peer).empty()) next = std::min(next, s.next_heartbeat);
     next = std::min(next, s.greet_by);

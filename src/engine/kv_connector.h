@@ -37,7 +37,8 @@ struct KvConnectorOptions {
   Duration busy_retry = std::chrono::milliseconds(20);  // what BUSY suggests
   double max_writer_share = 0.5;                        // L9: of the pool, one writer
   double max_all_writers_share = 0.8;
-  uint64_t seed = 1;  // session ids
+  Duration stuck_after = std::chrono::seconds(10);  // L9: then only the writer's death helps; also between reports
+  uint64_t seed = 1;                                // session ids
   Rules rules;
 };
 
@@ -96,6 +97,9 @@ class KvConnector {
   void MarkRunning(const Ticket& ticket) { reader_.MarkRunning(ticket); }
   void EndTicket(const Ticket& ticket, TimePoint now) { reader_.End(ticket, now); }
 
+  // By writer. L9: shown to operators.
+  std::vector<Quarantine> Quarantines(TimePoint now) const;
+
   const ReaderTickets& reader() const { return reader_; }
   const WriterTickets& writer() const { return writer_; }
   const ConnectorCounters& counters() const { return counters_; }
@@ -128,6 +132,10 @@ class KvConnector {
   // kOpened: the pidfd is open, but may be of a process that took the pid over. A RESERVE that answers something
   // which was said after that confirms it.
   enum class Watch : uint8_t { kPending, kOpened, kOk, kImpossible };
+  struct WatchedWriter {
+    Watch watch{};
+    uint64_t pid = 0;  // as its Hello said; 0: on another host
+  };
 
   void Do(WriterActions* actions, TimePoint now, Outbox* out);
   void Do(ReaderActions* actions, TimePoint now, Outbox* out);
@@ -142,6 +150,7 @@ class KvConnector {
   void CloseLink(LinkId link, Outbox* out);
   void DialDue(TimePoint now, Outbox* out);
   WriterSession* SessionOn(LinkId link);
+  void ReportStuck(TimePoint now, Outbox* out);
   bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
   Status CheckPeer(const PairHello& hello) const;
 
@@ -154,10 +163,12 @@ class KvConnector {
   std::map<ProcessId, WriterSession> dialed_;  // by reader
   std::map<LinkId, ReaderSession> accepted_;
   std::map<ProcessId, LinkId> accepted_by_writer_;
-  std::map<ProcessId, Watch> watches_;
+  std::map<ProcessId, WatchedWriter> watches_;
   std::map<ChildEpoch, SequenceId> sends_;
   std::map<Ticket, SequenceId> receives_;
   std::map<Ticket, std::vector<QuarantinedBlocks>> quarantine_;
+  TimePoint next_stuck_ = kNever;                  // when some writer may have become stuck
+  std::map<ProcessId, TimePoint> stuck_reported_;  // when last
   ConnectorFacts facts_;
   ConnectorCounters counters_;
   Rng rng_;

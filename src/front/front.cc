@@ -205,7 +205,7 @@ void Front::State::AddWorker(const WorkerUp& up, FrontOutput* out) {
   sessions.Add(up.link, worker, hello, now, hung_after);
   sessions.Send(worker, FrontHello{options.self, fingerprint}, out);
   if (ended) LoseWorker(*ended, out);
-  for (auto& [number, live] : requests) live.request->OnWorkerReturned(hello.self.process);
+  for (auto& [number, live] : requests) live.request->TakeBackHit(hello.self.process);
 }
 
 void Front::State::EndSession(const WorkerSession& session, FrontOutput* out) {
@@ -243,6 +243,12 @@ void Front::State::OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* o
                  out);
   }
   router.OnHeartbeat(session->worker, batch.heartbeat, now);
+  for (const Quarantine& q : batch.heartbeat.quarantines) {
+    if (!q.stuck) continue;
+    // Its supervisor kills it, perhaps long after it fell silent: no request's doing (L8, L9).
+    sessions.MarkStuck(q.writer);
+    for (auto& [number, live] : requests) live.request->TakeBackHit(q.writer);
+  }
   if (!router.OnCacheEvents(session->worker, batch.cache)) sessions.Send(session->worker, CacheResyncCommand{}, out);
   for (const ChildEvent& event : batch.events) OnChildEvent(*session, event, out);
 }

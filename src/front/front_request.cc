@@ -393,7 +393,7 @@ void FrontRequest::OnWorkerLost(const WorkerSession& session, const FrontContext
 }
 
 bool FrontRequest::Poisoned(const WorkerSession& session, const FrontContext& ctx) {
-  if (session.draining || !ctx.options.rules.Holds(Rule::kL8)) return false;
+  if (session.draining || session.stuck || !ctx.options.rules.Holds(Rule::kL8)) return false;
   // A first hit only makes it run apart, so having run there is enough. From then on its workers tell when it is in
   // a step, and the next hit is exact.
   const uint64_t before = session.worker == decode_ ? decode_steps_ : prefill_steps_;
@@ -423,7 +423,7 @@ bool FrontRequest::Poisoned(const WorkerSession& session, const FrontContext& ct
   return true;
 }
 
-void FrontRequest::OnWorkerReturned(const ProcessId& process) {
+void FrontRequest::TakeBackHit(const ProcessId& process) {
   std::erase_if(hits_, [&](const Hit& h) { return h.process == process; });
 }
 

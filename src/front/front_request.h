@@ -78,8 +78,8 @@ class FrontRequest {
   void OnEvent(WorkerId from, const ChildEvent& event, const FrontContext& ctx);
   // The session of a worker ended. `session` is what it was.
   void OnWorkerLost(const WorkerSession& session, const FrontContext& ctx);
-  // The same incarnation came back: its session was lost, it had not died (L8).
-  void OnWorkerReturned(const ProcessId& process);
+  // L8: the same incarnation came back (its session was lost, it had not died), or its end is of another cause.
+  void TakeBackHit(const ProcessId& process);
   void OnTimer(const FrontContext& ctx);
   TimePoint NextTimer() const;
 

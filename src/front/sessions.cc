@@ -192,6 +192,13 @@ WorkerSession* Sessions::Find(LinkId link) {
   return it == by_link_.end() ? nullptr : &by_worker_.at(it->second);
 }
 
+void Sessions::MarkStuck(const ProcessId& process) {
+  const auto it = by_name_.find(process.name);
+  if (it == by_name_.end()) return;
+  WorkerSession& session = by_worker_.at(it->second);
+  if (session.self.process == process) session.stuck = true;
+}
+
 const WorkerSession* Sessions::Find(WorkerId worker) const {
   const auto it = by_worker_.find(worker);
   return it == by_worker_.end() ? nullptr : &it->second;

@@ -25,6 +25,7 @@ struct WorkerSession {
   uint64_t steps = 0;  // launched so far, as last heard; so are the next two
   std::vector<ChildId> once_hit_in_step;
   bool draining = false;
+  bool stuck = false;  // a reader waits for its death (L9)
   TimePoint heard{};
   TimePoint expires{};  // silent beyond: hung
 };
@@ -61,6 +62,7 @@ class Sessions {
   void ForgetContender(LinkId link);
 
   WorkerSession* Find(LinkId link);
+  void MarkStuck(const ProcessId& process);  // nothing when it has no session
   const WorkerSession* Find(WorkerId worker) const;
   void OnHeartbeat(WorkerSession* session, const Heartbeat& heartbeat, TimePoint now, Duration hung_after);
   // Sessions that are silent beyond their limit.

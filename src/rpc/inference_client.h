@@ -37,6 +37,7 @@ struct WorkerDescription {
   Duration heard_ago{};
   std::vector<uint32_t> total_blocks, free_blocks, quarantined_blocks;
   uint32_t block_tokens = 0;
+  std::vector<Quarantine> quarantines;  // their writers' incarnations without the random part
 };
 struct ClusterDescription {
   std::string router, model;

@@ -135,6 +135,14 @@ void Put(const Heartbeat& from, wire::Heartbeat* to) {
   to->set_queued_work_ns(from.queued_work.count());
   to->mutable_free_blocks()->Add(from.free_blocks.begin(), from.free_blocks.end());
   to->mutable_quarantined_blocks()->Add(from.quarantined_blocks.begin(), from.quarantined_blocks.end());
+  for (const Quarantine& q : from.quarantines) {
+    wire::Quarantine* out = to->add_quarantines();
+    codec::Put(q.writer, out->mutable_writer());
+    out->set_pid(q.pid);
+    out->set_blocks(q.blocks);
+    out->set_age_ns(q.age.count());
+    out->set_stuck(q.stuck);
+  }
   for (const ChildId& child : from.once_hit_in_step) codec::Put(child, to->add_once_hit_in_step());
   to->mutable_cost()->Add(from.cost.begin(), from.cost.end());
 }
@@ -153,9 +161,14 @@ Heartbeat GetHeartbeat(const wire::Heartbeat& from, Checker* check) {
   check->NotNegative("heartbeat.queued_work", from.queued_work_ns());
   beat.free_blocks = GetGroupCounts("heartbeat.free_blocks", from.free_blocks(), check);
   beat.quarantined_blocks = GetGroupCounts("heartbeat.quarantined_blocks", from.quarantined_blocks(), check);
+  check->AtMost("heartbeat.quarantines", from.quarantines_size(), kMaxWireQuarantines);
   check->AtMost("heartbeat.once_hit_in_step", from.once_hit_in_step_size(), kMaxWireOnceHit);
   check->AtMost("heartbeat.cost", from.cost_size(), kMaxWireCost);
   if (!check->ok()) return beat;
+  for (const wire::Quarantine& q : from.quarantines()) {
+    check->NotNegative("heartbeat.quarantines.age", q.age_ns());
+    beat.quarantines.push_back({GetProcess(q.writer(), check), q.pid(), q.blocks(), Duration(q.age_ns()), q.stuck()});
+  }
   for (const wire::ChildId& child : from.once_hit_in_step()) beat.once_hit_in_step.push_back(GetChild(child));
   for (double coefficient : from.cost()) check->Finite("heartbeat.cost", coefficient);
   beat.cost.assign(from.cost().begin(), from.cost().end());

@@ -27,6 +27,7 @@ inline constexpr size_t kMaxWireBias = 4096;
 inline constexpr size_t kMaxWireGroups = 64;
 inline constexpr size_t kMaxWireCost = 64;
 inline constexpr size_t kMaxWireOnceHit = 4096;
+inline constexpr size_t kMaxWireQuarantines = 8192;
 
 void Encode(const WorkerMessage& message, wire::WorkerMessage* out);
 void Encode(const FrontCommand& command, wire::FrontCommand* out);

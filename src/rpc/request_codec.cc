@@ -456,6 +456,15 @@ void WorkerToWire(const WorkerSnapshot& in, v1::WorkerState* out) {
   out->set_credits(in.credits);
   out->set_credits_used(in.credits_used);
   out->set_cached_pages(in.cached_pages);
+  for (const Quarantine& q : in.heartbeat.quarantines) {
+    v1::Quarantine* to = out->add_quarantines();
+    to->set_writer(q.writer.name);
+    to->set_writer_incarnation(q.writer.incarnation.counter);
+    to->set_pid(q.pid);
+    to->set_blocks(q.blocks);
+    to->set_age_us(Micros(q.age));
+    to->set_stuck(q.stuck);
+  }
 }
 
 }  // namespace
@@ -514,6 +523,10 @@ ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
     to.free_blocks.assign(worker.free_blocks().begin(), worker.free_blocks().end());
     to.quarantined_blocks.assign(worker.quarantined_blocks().begin(), worker.quarantined_blocks().end());
     to.block_tokens = worker.block_tokens();
+    for (const v1::Quarantine& q : worker.quarantines()) {
+      to.quarantines.push_back(
+          {{q.writer(), {q.writer_incarnation(), 0}}, q.pid(), q.blocks(), FromMicros(q.age_us()), q.stuck()});
+    }
   }
   const std::map<std::string, uint64_t> counters(in.counters().begin(), in.counters().end());
   out.counters.assign(counters.begin(), counters.end());

@@ -285,19 +285,14 @@ void SimCluster::Pause(size_t index, Duration how_long) {
   workers_[index]->paused_until = std::max(workers_[index]->paused_until, now() + how_long);
 }
 
-void SimCluster::Supervise() {
-  for (const auto& w : workers_) {
-    if (w->core == nullptr) continue;
-    for (const ReaderTicket* t : w->core->connector().reader().Live()) {
-      const TimePoint local = w->clock.Local(now());
-      if (t->state != TicketState::kQuarantined || local - t->quarantined_at < std::chrono::seconds(10)) continue;
-      const size_t writer = IndexOf(t->writer);
-      if (writer == workers_.size()) continue;
-      ++supervisor_kills_;
-      Kill(writer);
-      return Restart(writer);
-    }
-  }
+void SimCluster::Supervise(const Quarantine& stuck) {
+  loop_.After(Delay(), [this, writer = stuck.writer] {
+    const size_t index = IndexOf(writer);
+    if (index == workers_.size()) return;
+    ++supervisor_kills_;
+    Kill(index);
+    Restart(index);
+  });
 }
 
 void SimCluster::FailStep(size_t index) {
@@ -357,6 +352,7 @@ void SimCluster::Deliver(size_t index, Outbox out) {
   for (auto& [link, message] : out.to_peers) SendPair(index, link, std::move(message));
   for (auto& [link, message] : out.to_fronts) SendToFront(index, link, std::move(message));
   for (const WatchProcess& watch : out.watch) Watch(index, watch);
+  for (const Quarantine& stuck : out.stuck) Supervise(stuck);
   for (const LinkId link : out.close) {
     if (const std::shared_ptr<Link> l = FindLink(index, link)) Break(l, "closed by " + workers_[index]->name);
   }

@@ -108,8 +108,6 @@ class SimCluster {
   void BreakFrontLink(size_t worker);
   void BreakPairLinks(size_t worker);
   void FailStep(size_t worker);
-  // The supervisor (L9): a writer that is alive but keeps a quarantine for 10 s is killed and started again.
-  void Supervise();
   // Every client request of that front is lost; workers redial the new incarnation.
   void RestartFront(size_t front = 0);
   void StopFaults();
@@ -170,6 +168,8 @@ class SimCluster {
   void SendPair(size_t worker, LinkId link, PairMessage message);
   void SendToFront(size_t worker, LinkId link, WorkerMessage message);
   void Watch(size_t worker, const WatchProcess& watch);
+  // As the supervisor does, L9: kills a stuck writer and starts it again.
+  void Supervise(const Quarantine& stuck);
   // Both ends learn of it after a delay, each on its own. A death lets arrive what was sent before.
   void Break(const std::shared_ptr<Link>& link, const std::string& why, bool death = false, Duration learn_within = {});
   std::shared_ptr<Link> FindLink(size_t process, LinkId id) const;

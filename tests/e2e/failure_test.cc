@@ -1,6 +1,7 @@
 // Processes that die, stop or vanish in the middle of requests: the client's answer is the one it would have
 // been, or ends with an error, and blocks always return.
 #include <atomic>
+#include <optional>
 
 #include "cluster.h"
 
@@ -21,6 +22,7 @@ std::vector<TokenId> Undisturbed(const ClientRequest& request, const std::string
   Cluster unified({.model = model});
   ClientRequest alone = request;
   alone.placement = PlacementHint::kAuto;
+  alone.prefill_worker.clear();
   const Answer answer = Ask(unified.Client().get(), alone);
   EXPECT_TRUE(answer.ok()) << answer.result.status.ToString();
   return answer.ids;
@@ -43,9 +45,8 @@ TEST_P(DecodeDiesTest, InTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(21);
   const auto expected = Undisturbed(request);
   Cluster cluster({.prefill = 1, .decode = GetParam().first, .transport = GetParam().second});
-  const Answer answer = AskAndDisturb(cluster, request, 10, [&](const Started& started) {
-    kill(cluster.Pid(started.decode_worker), SIGKILL);
-  });
+  const Answer answer = AskAndDisturb(
+      cluster, request, 10, [&](const Started& started) { kill(cluster.Pid(started.decode_worker), SIGKILL); });
   ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
   EXPECT_EQ(answer.ids, expected);
   EXPECT_GE(answer.done.timings.placements, 2u);
@@ -57,8 +58,7 @@ TEST_P(DecodeDiesTest, InTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeDiesTest,
-                         ::testing::Values(std::pair{1, "ucx-shm"}, std::pair{1, "ucx-tcp"},
-                                           std::pair{2, "ucx-shm"}),
+                         ::testing::Values(std::pair{1, "ucx-shm"}, std::pair{1, "ucx-tcp"}, std::pair{2, "ucx-shm"}),
                          [](const auto& info) {
                            return std::to_string(info.param.first) + "D_" + (info.param.second + 4);
                          });
@@ -119,6 +119,137 @@ TEST(PrefillDiesTest, WhileItComputesALongPromptAndTheAnswerIsTheSame) {
   cluster.StopInOrder();
 }
 
+// L9. Prefill takes many small steps, so that its transfer to decode-0 has a middle.
+ClusterShape SlowPrefill() {
+  return {.prefill = 1,
+          .decode = 1,
+          .transport = "ucx-shm",
+          .more = {"--stuck-after", "1s", "--kernels", "reference", "--threads", "1", "--max-running", "8",
+                   "--max-step-tokens", "16"}};
+}
+
+// A prefill worker that was stopped while decode-0 waited for the rest of its bytes, and the request of that time.
+class StoppedWriter {
+ public:
+  StoppedWriter(const Cluster& cluster, std::string worker, pid_t pid)
+      : cluster_(cluster), worker_(std::move(worker)), pid_(pid) {
+    for (uint64_t seed = 500; seed < 520 && !caught_; ++seed) Try(seed);
+    EXPECT_TRUE(caught_) << "never in the middle";
+  }
+  ~StoppedWriter() {
+    if (asking_.joinable()) asking_.join();
+  }
+  const ClientRequest& request() const { return request_; }
+  const Answer& WaitForAnswer() {
+    asking_.join();
+    return answer_;
+  }
+  static std::optional<WorkerDescription> Look(const Cluster& cluster, const std::string& worker) {
+    const auto state = cluster.Client()->GetCluster();
+    if (!state.ok()) return std::nullopt;
+    for (const WorkerDescription& w : state->workers) {
+      if (w.name == worker) return w;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  void Try(uint64_t seed) {
+    request_ = GreedyIds(RandomPrompt(seed, 400), 40);
+    request_.placement = PlacementHint::kDisaggregated;
+    request_.prefill_worker = worker_;
+    const auto idle = Look(cluster_, worker_);
+    const uint64_t before = idle ? idle->steps : 0;
+    over_ = false;
+    asking_ = std::thread([this] {
+      answer_ = Ask(cluster_.Client().get(), request_);
+      over_ = true;
+    });
+    EXPECT_TRUE(Eventually(milliseconds(20'000), [&] {
+      const auto now = Look(cluster_, worker_);
+      return over_ || (now && now->steps >= before + 3);
+    }));
+    kill(pid_, SIGSTOP);
+    EXPECT_TRUE(Eventually(milliseconds(20'000), [&] {
+      const auto reader = Look(cluster_, "decode-0");
+      caught_ = reader && !reader->quarantines.empty();
+      return caught_ || over_;
+    }));
+    if (caught_) return;
+    kill(pid_, SIGCONT);
+    asking_.join();
+  }
+
+  const Cluster& cluster_;
+  const std::string worker_;
+  const pid_t pid_;
+  ClientRequest request_;
+  Answer answer_;
+  std::thread asking_;
+  std::atomic<bool> over_{false};
+  bool caught_ = false;
+};
+
+TEST(PrefillStopsTest, InTheMiddleOfATransferAndItsSupervisorKillsItSoThatBlocksReturn) {
+  Cluster cluster(SlowPrefill());
+  const size_t mark = cluster.Mark();
+  const pid_t stopped = cluster.Pid("prefill-0");
+  StoppedWriter writer(cluster, "prefill-0", stopped);
+  const std::string who = "prefill-0: pid " + std::to_string(stopped);
+  const size_t killed = cluster.process().WaitForOut(who + " is stuck and is killed", milliseconds(20'000), mark);
+  ASSERT_NE(killed, std::string::npos);
+  EXPECT_NE(
+      cluster.process().WaitForOut(who + " was killed by signal 9; starting it again", milliseconds(10'000), mark),
+      std::string::npos);
+  EXPECT_TRUE(cluster.ReadyAgain(killed));
+  const Answer& answer = writer.WaitForAnswer();
+  ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
+  const auto expected = Undisturbed(writer.request());
+  EXPECT_EQ(answer.ids, expected);
+  EXPECT_TRUE(cluster.BecomesIdle());
+  EXPECT_NE(cluster.Pid("prefill-0"), stopped);
+  const Answer again = Ask(cluster.Client().get(), writer.request());
+  ASSERT_TRUE(again.ok()) << again.result.status.ToString();
+  EXPECT_EQ(again.ids, expected);
+  EXPECT_TRUE(again.done.timings.disaggregated);
+  cluster.StopInOrder();
+}
+
+TEST(PrefillStopsTest, WhereNoSupervisorStartedItItIsLeftAloneAndOperatorsSeeIt) {
+  Cluster cluster(SlowPrefill());
+  ScratchFolder folder;
+  std::vector<std::string> arguments = {
+      BATON_BINARY,  "prefill",       TinyModel(),   "--name",    "outsider",    "--router",  cluster.address(),
+      "--state-dir", folder.path(),   "--kv-memory", "64MiB",     "--transport", "ucx-shm",   "--max-step-tokens",
+      "16",          "--max-running", "8",           "--kernels", "reference",   "--threads", "1"};
+  Process outsider(folder, arguments);
+  ASSERT_TRUE(Eventually(kStartLimit, [&] { return StoppedWriter::Look(cluster, "outsider").has_value(); }));
+  StoppedWriter writer(cluster, "outsider", outsider.pid());
+  std::optional<WorkerDescription> reader;
+  EXPECT_TRUE(Eventually(milliseconds(20'000), [&] {
+    reader = StoppedWriter::Look(cluster, "decode-0");
+    return reader && reader->quarantines.size() == 1 && reader->quarantines[0].stuck;
+  }));
+  ASSERT_TRUE(reader && !reader->quarantines.empty());
+  EXPECT_EQ(reader->quarantines[0].writer.name, "outsider");
+  EXPECT_EQ(reader->quarantines[0].pid, static_cast<uint64_t>(outsider.pid()));
+  EXPECT_GE(reader->quarantines[0].blocks, 1u);
+  EXPECT_NE(cluster.process().WaitForOut(
+                "outsider: pid " + std::to_string(outsider.pid()) + " is stuck but was not started here",
+                milliseconds(10'000)),
+            std::string::npos);
+  EXPECT_NE(cluster.process().err().find("kill it"), std::string::npos);
+  EXPECT_EQ(outsider.Wait(milliseconds(0)), std::nullopt) << "stopped, not killed";
+  EXPECT_TRUE(Alive(cluster.Pid("prefill-0")));
+  const Answer& answer = writer.WaitForAnswer();
+  ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
+  EXPECT_EQ(answer.ids, Undisturbed(writer.request()));
+  outsider.Signal(SIGKILL);
+  EXPECT_EQ(outsider.Wait(kStopLimit), 128 + SIGKILL);
+  EXPECT_TRUE(cluster.BecomesIdle());
+  cluster.StopInOrder();
+}
+
 TEST(DecodeStopsTest, ForFiveSecondsInTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(23);
   const auto expected = Undisturbed(request);
@@ -149,8 +280,8 @@ TEST(RouterDiesTest, OpenStreamsEndUnavailableWorkersAreIdleAgainAndARetryIsTheS
       AskAndDisturb(cluster, request, 10, [&](const Started&) { kill(cluster.Pid("router"), SIGKILL); });
   EXPECT_EQ(broken.result.status.code(), Code::kUnavailable) << broken.result.status.ToString();
   EXPECT_LT(broken.ids.size(), expected.size());
-  EXPECT_EQ(broken.ids, std::vector<TokenId>(expected.begin(),
-                                             expected.begin() + static_cast<ptrdiff_t>(broken.ids.size())));
+  EXPECT_EQ(broken.ids,
+            std::vector<TokenId>(expected.begin(), expected.begin() + static_cast<ptrdiff_t>(broken.ids.size())));
   EXPECT_TRUE(cluster.ReadyAgain(mark));  // at the same address
   EXPECT_TRUE(cluster.BecomesIdle());
   const Answer again = Ask(cluster.Client().get(), request);

@@ -142,6 +142,14 @@ ScenarioOptions BusyReaders(uint64_t) {
   return o;
 }
 
+// Puts into shared memory that never end, of writers that are alive.
+ScenarioOptions StuckWriters(uint64_t) {
+  ScenarioOptions o;
+  o.cluster.mode = TransferMode::kOneSided;
+  o.cluster.transfer.post_never = 0.02;
+  return o;
+}
+
 // One request kills whoever runs it.
 ScenarioOptions Poison(uint64_t) {
   ScenarioOptions o;
@@ -196,20 +204,20 @@ TEST_P(RuleIsMissed, AndNothingIsFoundWithIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Handoff, RuleIsMissed,
-                         testing::Values(RuleCase{"S1", Rule::kS1, LateWrites}, RuleCase{"S2", Rule::kS2, LostWorkers},
-                                         RuleCase{"S3", Rule::kS3, Mixed}, RuleCase{"S4", Rule::kS4, LateWrites},
-                                         RuleCase{"S5", Rule::kS5, LateMessages},
-                                         RuleCase{"S6", Rule::kS6, LostWorkers}, RuleCase{"S7", Rule::kS7, OddWorker},
-                                         RuleCase{"S8", Rule::kS8, LostWorkers}, RuleCase{"S9", Rule::kS9, FailedSteps},
-                                         RuleCase{"L1", Rule::kL1, NobodyDecodes},
-                                         RuleCase{"L2", Rule::kL2, LateMessages}, RuleCase{"L3", Rule::kL3, LateWrites},
-                                         RuleCase{"L4", Rule::kL4, HungWorker}, RuleCase{"L5", Rule::kL5, Crowd},
-                                         RuleCase{"L6", Rule::kL6, BusyReaders}, RuleCase{"L7", Rule::kL7, LostWorkers},
-                                         RuleCase{"L8", Rule::kL8, Poison},
-                                         RuleCase{"L8Apart", Rule::kL8Apart, PoisonAmongOthers},
-                                         RuleCase{"L9", Rule::kL9, Crowd}, RuleCase{"L10", Rule::kL10, BusyReaders}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Handoff, RuleIsMissed,
+    testing::Values(RuleCase{"S1", Rule::kS1, LateWrites}, RuleCase{"S2", Rule::kS2, LostWorkers},
+                    RuleCase{"S3", Rule::kS3, Mixed}, RuleCase{"S4", Rule::kS4, LateWrites},
+                    RuleCase{"S5", Rule::kS5, LateMessages}, RuleCase{"S6", Rule::kS6, LostWorkers},
+                    RuleCase{"S7", Rule::kS7, OddWorker}, RuleCase{"S8", Rule::kS8, LostWorkers},
+                    RuleCase{"S9", Rule::kS9, FailedSteps}, RuleCase{"L1", Rule::kL1, NobodyDecodes},
+                    RuleCase{"L2", Rule::kL2, LateMessages}, RuleCase{"L3", Rule::kL3, LateWrites},
+                    RuleCase{"L4", Rule::kL4, HungWorker}, RuleCase{"L5", Rule::kL5, Crowd},
+                    RuleCase{"L6", Rule::kL6, BusyReaders}, RuleCase{"L7", Rule::kL7, LostWorkers},
+                    RuleCase{"L8", Rule::kL8, Poison}, RuleCase{"L8Apart", Rule::kL8Apart, PoisonAmongOthers},
+                    RuleCase{"L9", Rule::kL9, Crowd}, RuleCase{"L9Stuck", Rule::kL9Stuck, StuckWriters},
+                    RuleCase{"L10", Rule::kL10, BusyReaders}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace baton

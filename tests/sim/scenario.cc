@@ -252,11 +252,6 @@ std::string Scenario::Run() {
   const TimePoint heal = start + options_.arrivals_over + options_.faults_over + milliseconds(400);
   cluster_->loop().At(heal, [this] { cluster_->StopFaults(); });
   const TimePoint limit = heal + seconds(90);
-  const std::function<void()> supervise = [this, &supervise] {
-    cluster_->Supervise();
-    cluster_->loop().After(seconds(1), supervise);
-  };
-  cluster_->loop().At(start, supervise);
   bool healed = false;
   while (violation_.empty() && cluster_->now() < limit) {
     if (!cluster_->RunOne()) break;

@@ -52,6 +52,21 @@ Settings Resolve(std::map<std::string, std::string, std::less<>> flags) {
   return *std::move(settings);
 }
 
+TEST(StuckLineTest, ComesBackAsItWasAndNothingElseReadsAsOne) {
+  const Quarantine stuck{{"blue.prefill-0", {3, 4}}, 1234, 12, std::chrono::milliseconds(10'200), true};
+  const std::string line = StuckLine(stuck);
+  EXPECT_EQ(line, "stuck writer blue.prefill-0 pid 1234: 12 KV blocks have waited for it for 10.2 s");
+  const auto parsed = ParseStuckLine(line);
+  ASSERT_TRUE(parsed.has_value());
+  EXPECT_EQ(parsed->name, "blue.prefill-0");
+  EXPECT_EQ(parsed->pid, 1234u);
+  for (const char* other : {"", "stuck writer ", "stuck writer  pid 1:", "stuck writer a pid 1", "stuck writer a pid :",
+                            "stuck writer a pid -1:", "stuck writer a pid 99999999999999999999:", "all workers joined",
+                            "a stuck writer a pid 1:"}) {
+    EXPECT_FALSE(ParseStuckLine(other).has_value()) << other;
+  }
+}
+
 std::string After(const ChildPlan& child, const std::string& flag) {
   const auto it = std::find(child.arguments.begin(), child.arguments.end(), flag);
   return it == child.arguments.end() || it + 1 == child.arguments.end() ? "" : *(it + 1);
@@ -63,6 +78,7 @@ TEST(PlanChildrenTest, ARouterAndAProcessPerRoleWithWhatTheUserAskedFor) {
                                      {"decode", "1"},
                                      {"kv-memory", "64MiB"},
                                      {"max-queue", "5"},
+                                     {"stuck-after", "2s"},
                                      {"log-level", "warn"}});
   const auto plan = PlanChildren(settings, Cores(7), 7, "127.0.0.1:0", "127.0.0.1:4000");
   ASSERT_EQ(plan.size(), 4u);
@@ -79,6 +95,7 @@ TEST(PlanChildrenTest, ARouterAndAProcessPerRoleWithWhatTheUserAskedFor) {
     EXPECT_EQ(After(plan[i], "--listen"), "127.0.0.1:0");
     EXPECT_EQ(After(plan[i], "--kv-memory"), "64MiB");
     EXPECT_EQ(After(plan[i], "--log-level"), "warn");
+    EXPECT_EQ(After(plan[i], "--stuck-after"), "2s");
     EXPECT_THAT(plan[i].arguments, Not(Contains("--max-queue")));
     EXPECT_THAT(plan[i].arguments, Not(Contains("--max-running")));  // a default stays the child's default
     names.insert(After(plan[i], "--name"));

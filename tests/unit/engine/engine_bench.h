@@ -85,6 +85,7 @@ struct EngineBench {
     o.scheduler.max_context_tokens = 400;
     o.scheduler.watermark_blocks = 0;
     o.roles = roles;
+    o.host = "this.host";
     layout = o.layout;
     options = o;
     core = std::make_unique<EngineCore>(o, &runner, &transport);
@@ -114,6 +115,7 @@ struct EngineBench {
       }
     }
     for (auto& [link, message] : out.to_peers) to_peers.push_back(std::move(message));
+    stuck.insert(stuck.end(), out.stuck.begin(), out.stuck.end());
     for (Dial& dial : out.dial) dials.push_back(std::move(dial));
   }
   void Finish(TokenId token) {
@@ -160,7 +162,7 @@ struct EngineBench {
 
   // ---- this worker reads: the test is the writer "p"
   ProcessId writer{"p", {8, 9}};
-  void Greet() {
+  void Greet(const std::string& host = "", uint64_t pid = 0) {
     Do(LinkUp{kWriterLink, LinkKind::kPairReader});
     PairHello hello;
     hello.writer = writer;
@@ -168,6 +170,8 @@ struct EngineBench {
     hello.session = 1;
     hello.model = options.model;
     hello.layout = layout;
+    hello.host = host;
+    hello.pid = pid;
     FromWriter(hello);
   }
   void FromWriter(PairMessage message) { Do(FromPeer{kWriterLink, std::move(message)}); }
@@ -232,6 +236,7 @@ struct EngineBench {
   std::vector<Heartbeat> heartbeats;
   std::vector<PairMessage> to_peers;
   std::vector<Dial> dials;
+  std::vector<Quarantine> stuck;
 };
 
 }  // namespace baton

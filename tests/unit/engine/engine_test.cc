@@ -300,6 +300,45 @@ TEST(EngineCore, AdoptIsAnsweredRunningWhenReadyAndNotHeldOtherwise) {
   EXPECT_EQ(b.core->pool().counts(0).quarantined, 0u);
 }
 
+TEST(EngineCoreL9, AWriterInSharedMemoryThatKeepsAQuarantineIsReportedUntilItDies) {
+  EngineBench b({false, true});
+  b.Greet("this.host", 4711);
+  b.Do(ProcessWatched{b.writer, true});
+  const RequestPtr request = b.Make(1, 48, 8);
+  Reserve reserve = b.ReserveFor(request, 1);
+  reserve.mode = TransferMode::kOneSided;
+  b.FromWriter(reserve);  // BUSY: the round trip that confirms the pidfd
+  b.FromWriter(reserve);
+  ASSERT_EQ(b.Sent<Grant>().size(), 1u);
+  b.Front(CancelCommand{request->id, 1});
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 3u);
+
+  b.now += seconds(10) - milliseconds(1);
+  b.Turn();
+  EXPECT_TRUE(b.stuck.empty());
+  EXPECT_FALSE(b.heartbeats.back().quarantines.at(0).stuck);
+  ASSERT_LE(b.core->NextTimer(), b.now + milliseconds(1));
+  b.now += milliseconds(1);
+  b.Turn();
+  ASSERT_EQ(b.stuck.size(), 1u);
+  EXPECT_EQ(b.stuck[0].writer, b.writer);
+  EXPECT_EQ(b.stuck[0].pid, 4711u);
+  EXPECT_EQ(b.stuck[0].blocks, 3u);
+  EXPECT_TRUE(b.heartbeats.back().quarantines.at(0).stuck) << "its front hears it at once";
+  b.Turn();
+  EXPECT_EQ(b.stuck.size(), 1u);
+  b.now += seconds(10);
+  b.Turn();
+  EXPECT_EQ(b.stuck.size(), 2u) << "a report may be lost";
+
+  b.Do(ProcessDied{b.writer});
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 0u);
+  b.now += seconds(20);
+  b.Turn();
+  EXPECT_EQ(b.stuck.size(), 2u);
+  EXPECT_TRUE(b.heartbeats.back().quarantines.empty());
+}
+
 TEST(EngineCore, WhenTheFrontsLinkEndsItsChildrenEnd) {
   EngineBench b;
   b.Greet();

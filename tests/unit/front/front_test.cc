@@ -723,6 +723,25 @@ TEST(FrontL8, TheExitOfADrainingWorkerIsNoHit) {
   }
 }
 
+TEST(FrontL8, TheDeathOfAStuckWriterIsNoHitWhetherItWasNamedBeforeOrAfter) {
+  for (const bool before : {true, false}) {
+    Pair b;
+    const ChildId child = b.Start();
+    b.Beat(b.p);
+    WorkerBatch names_it = b.BatchOf(b.d, {});
+    Quarantine stuck{HelloOf("p", true, false).self.process, 5, 1, seconds(10), true};
+    names_it.heartbeat.quarantines = {stuck};
+    if (before) b.Do(FromWorker{b.d, names_it});
+    b.Down(b.p);
+    ASSERT_EQ(b.Sent<AdoptCommand>().size(), 1u);
+    EXPECT_EQ(b.Sent<AdoptCommand>()[0].second.once_hit, !before);
+    if (!before) b.Do(FromWorker{b.d, names_it});
+    b.Say(b.d, NotHeld{child, 1});
+    ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+    EXPECT_FALSE(b.Sent<DecodeCommand>()[0].second.progress.once_hit);
+  }
+}
+
 // A rule that is switched off must be missed, or the tests that look for it prove nothing.
 TEST(Front, EachRuleThatATestSwitchesOffIsReallyOff) {
   const auto without = [](Rule rule) {

@@ -69,8 +69,10 @@ BATON_FIELDS(ChildFailed, x.child, x.epoch, x.why)
 BATON_FIELDS(Receipt, x.queue, x.prefill, x.reserve, x.transfer, x.exposed, x.transfer_bytes, x.transfer_blocks,
              x.hidden_bytes, x.prompt_tokens, x.cached_tokens, x.preemptions)
 BATON_FIELDS(ReceiptEvent, x.child, x.epoch, x.receipt)
+BATON_FIELDS(Quarantine, x.writer, x.pid, x.blocks, x.age, x.stuck)
 BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.roles, x.waiting, x.running, x.queued_tokens,
-             x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.once_hit_in_step, x.cost)
+             x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.quarantines, x.once_hit_in_step,
+             x.cost)
 BATON_FIELDS(CacheEvents, x.sequence, x.snapshot, x.stored, x.removed)
 BATON_FIELDS(WorkerBatch, x.events, x.heartbeat, x.cache)
 BATON_FIELDS(SamplingParams, x.temperature, x.top_k, x.top_p, x.seed, x.logit_bias, x.logprobs)

@@ -215,6 +215,7 @@ TEST(RequestCodec, AClusterIsDescribedByNameOrder) {
     worker.layout = {32, TileForm::kPairs, {{KvKind::kFull, 2, 1, 8, DType::kBF16}}};
     worker.num_blocks = {10};
     worker.heartbeat.free_blocks = {7};
+    worker.heartbeat.quarantines = {{{"p", {5, 6}}, 1234, 3, std::chrono::seconds(11), true}};
     snapshot.workers.push_back(worker);
   }
   snapshot.counters.tokens = 12;
@@ -226,6 +227,14 @@ TEST(RequestCodec, AClusterIsDescribedByNameOrder) {
   EXPECT_EQ(back.workers[0].name, "a");
   EXPECT_TRUE(back.workers[0].roles.prefill && !back.workers[0].roles.decode);
   EXPECT_EQ(back.workers[1].free_blocks, std::vector<uint32_t>{7});
+  ASSERT_EQ(back.workers[1].quarantines.size(), 1u);
+  const Quarantine& q = back.workers[1].quarantines[0];
+  EXPECT_EQ(q.writer.name, "p");
+  EXPECT_EQ(q.writer.incarnation.counter, 5u);
+  EXPECT_EQ(q.pid, 1234u);
+  EXPECT_EQ(q.blocks, 3u);
+  EXPECT_EQ(q.age, std::chrono::seconds(11));
+  EXPECT_TRUE(q.stuck);
   EXPECT_TRUE(std::ranges::find(back.counters, std::pair<std::string, uint64_t>{"tokens_delivered", 12}) !=
               back.counters.end());
 }
