@@ -496,7 +496,9 @@ void SimCluster::Break(const std::shared_ptr<Link>& link, const std::string& why
     // What arrives before the end of the stream is read first.
     if (death) when = std::max(when, link->last_delivery[side]);
     loop_.At(when, [this, link, side, process, why] {
-      links_.erase({process, link->id[side]});
+      // A new start of the process may use the name of the link again before the old one's end is read.
+      const auto known = links_.find({process, link->id[side]});
+      if (known != links_.end() && known->second == link) links_.erase(known);
       if (IsFront(process)) {
         if (link->incarnation[side] == IncarnationOf(process)) {
           FrontInputNow(process - workers_.size(), WorkerDown{link->id[side], UnavailableError(why)});
