@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "baton/kv_layout.h"
+#include "baton/metric.h"
 #include "baton/request.h"
 #include "baton/status.h"
 
@@ -44,6 +45,7 @@ struct WorkerHello {
   Hash128 numeric;                   // numeric identity: KV format, ISA level, width (S9)
   uint32_t max_context_tokens = 0;
   uint32_t submit_credits = 0;  // new commands that may be outstanding (not yet ended) at once
+  bool draining = false;
 };
 
 struct TokenEvent {
@@ -64,6 +66,7 @@ enum class HandoffFailure : uint8_t {
   kPeerLost,     // before COMMIT was sent
   kUndecided,    // COMMIT was sent and no answer is to be had (L7)
   kTransfer,     // MISSING or CORRUPT beyond the re-pushes
+  kNotAdmitted,  // D takes no hand-offs now: it drains, or its role does not
 };
 struct HandoffFailed {
   ChildId child;
@@ -122,7 +125,9 @@ struct Heartbeat {
   uint64_t steps = 0;          // launched so far
   Duration step_overdue_in{};  // how long the running step may still take; 0 when idle
   bool draining = false;
+  bool idle = false;  // while it drains: nothing lives here, of any front: no request, no hand-off, no step
   RoleMask roles;
+  uint64_t order = 0;                        // the latest of this front's orders that was carried out
   uint32_t waiting = 0;                      // sequences queued
   uint32_t running = 0;                      // sequences that hold blocks
   uint64_t queued_tokens = 0;                // prompt tokens admitted and not yet computed
@@ -145,10 +150,39 @@ struct CacheEvents {
   std::vector<Hash128> removed;
 };
 
+// For operators alone; nothing is decided by it. Every second at most, with a batch.
+struct BlockReport {  // of a group; total is the sum
+  uint32_t free = 0, owned = 0, cached = 0, quarantined = 0;
+};
+// Another worker that this one writes to or reads from.
+struct PeerReport {
+  std::string name;
+  uint64_t incarnation = 0;
+  bool up = false;
+  bool writes_here = false;  // it is the writer; else this worker is
+  bool one_sided = false;    // the mode of the path, as far as known
+  uint32_t hand_offs = 0;    // under way
+  uint32_t quarantined_blocks = 0;
+  Duration oldest_quarantine{};
+  uint64_t bytes = 0;        // moved to it since the session began
+  Duration transfer_time{};  // that these took
+};
+struct WorkerReport {
+  Duration uptime{};
+  std::string transport;
+  std::vector<BlockReport> blocks;  // [group]
+  // Tickets by state: reserved, receiving, ready, running, quarantined; hand-offs out: reserving, held, pushing,
+  // committing, stopping.
+  std::vector<uint32_t> tickets, sends;
+  std::vector<PeerReport> peers;
+  std::vector<Metric> metrics;
+};
+
 struct WorkerBatch {
   std::vector<ChildEvent> events;
   Heartbeat heartbeat;
-  CacheEvents cache;  // sequence 0: nothing changed
+  CacheEvents cache;                 // sequence 0: nothing changed
+  std::vector<WorkerReport> report;  // at most one
 };
 using WorkerMessage = std::variant<WorkerHello, WorkerBatch>;
 
@@ -179,9 +213,17 @@ struct AdoptCommand {
   Epoch epoch = 0;
   bool once_hit = false;  // as in Progress: the loss that led to this may be the hit
 };
-struct DrainCommand {};
+// Orders of an operator. Numbered by the front; Heartbeat::order tells that one was carried out.
+struct DrainCommand {
+  uint64_t order = 0;
+  bool undo = false;  // admit again; a process that is stopping goes on draining
+};
+struct SetRoleCommand {
+  uint64_t order = 0;
+  RoleMask roles;
+};
 struct CacheResyncCommand {};  // a gap was seen: send a snapshot
 using FrontCommand = std::variant<FrontHello, PrefillCommand, DecodeCommand, CancelCommand, AdoptCommand, DrainCommand,
-                                  CacheResyncCommand>;
+                                  SetRoleCommand, CacheResyncCommand>;
 
 }  // namespace baton

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "baton/ids.h"
+#include "baton/metric.h"
 #include "baton/status.h"
 
 namespace baton {
@@ -102,6 +103,9 @@ class KvTransport {
 
   virtual void Post(TransferPost post) = 0;  // -> Quiesced
   virtual void Poll(std::vector<TransportEvent>* events) = 0;
+
+  // What operators may want to know of it; any order, names of its own.
+  virtual void AppendMetrics(std::vector<Metric>* /*metrics*/) const {}
 };
 
 }  // namespace baton

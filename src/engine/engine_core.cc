@@ -42,9 +42,11 @@ EngineCore::EngineCore(EngineOptions options, ModelRunner* runner, KvTransport* 
       pool_(options_.layout.block_tokens, options_.pool.num_blocks),
       scheduler_(WithIdentity(options_), &pool_),
       connector_(ConnectorOptions(options_), &scheduler_, &pool_, transport),
-      cost_(options_.prior) {}
+      cost_(options_.prior),
+      roles_(options_.roles) {}
 
 void EngineCore::Step(TimePoint now, std::vector<EngineCommand>* commands, Outbox* out) {
+  started_ = std::min(started_, now);
   for (EngineCommand& command : *commands) Apply(command, now, out);
   commands->clear();
   connector_.PollTransport(now, out);
@@ -70,13 +72,14 @@ void EngineCore::Apply(EngineCommand& command, TimePoint now, Outbox* out) {
     fronts_[up->link].next_heartbeat = now + options_.heartbeat;
     WorkerHello hello;
     hello.self = options_.self;
-    hello.roles = options_.roles;
+    hello.roles = roles_;
     hello.model = options_.model;
     hello.layout = options_.layout;
     hello.num_blocks = options_.pool.num_blocks;
     hello.numeric = options_.numeric;
     hello.max_context_tokens = options_.scheduler.max_context_tokens;
     hello.submit_credits = options_.submit_credits;
+    hello.draining = draining();
     out->to_fronts.emplace_back(up->link, std::move(hello));
   } else if (auto* down = std::get_if<LinkDown>(&command)) {
     if (fronts_.find(down->link) != fronts_.end()) return OnFrontDown(down->link, now, out);
@@ -94,7 +97,7 @@ void EngineCore::Apply(EngineCommand& command, TimePoint now, Outbox* out) {
   } else if (auto* died = std::get_if<ProcessDied>(&command)) {
     connector_.OnProcessDied(died->process, now, out);
   } else if (std::holds_alternative<BeginDrain>(command)) {
-    draining_ = true;
+    stopping_ = true;
     for (auto& [link, front] : fronts_) front.next_heartbeat = now;
   }
   HandleFacts(now);
@@ -120,12 +123,22 @@ void EngineCore::OnFront(LinkId link, FrontCommand& command, TimePoint now, Outb
     if (cancel->child.front == front.fingerprint) EndEpochs(cancel->child, cancel->epoch, now, out);
   } else if (const auto* adopt = std::get_if<AdoptCommand>(&command)) {
     OnAdopt(link, *adopt, now, out);
-  } else if (std::holds_alternative<DrainCommand>(command)) {
-    draining_ = true;
-    front.next_heartbeat = now;
+  } else if (const auto* drain = std::get_if<DrainCommand>(&command)) {
+    told_to_drain_ = !drain->undo;
+    OnOrder(&front, drain->order, now);
+  } else if (const auto* role = std::get_if<SetRoleCommand>(&command)) {
+    roles_ = role->roles;
+    scheduler_.set_roles(roles_);
+    OnOrder(&front, role->order, now);
   } else if (std::holds_alternative<CacheResyncCommand>(command)) {
     front.snapshot_due = true;
   }
+}
+
+// Every front hears at once of what it may place here from now on.
+void EngineCore::OnOrder(FrontSession* front, uint64_t order, TimePoint now) {
+  front->order = std::max(front->order, order);
+  for (auto& [link, any] : fronts_) any.next_heartbeat = now;
 }
 
 // L7: a worker's children are leased by their front's session.
@@ -188,12 +201,14 @@ void EngineCore::Submit(LinkId link, RequestPtr request, Progress progress, Epoc
   const bool handoff = decode != nullptr && decode->process != options_.self.process;
   child.role = handoff ? Child::Role::kWriter : Child::Role::kLocal;
   if (decode != nullptr) child.decode = *decode;
-  Status status = draining_ && !runs_here ? UnavailableError(options_.self.process.name + " is draining")
-                                          : CheckRequest(*request, progress);
+  Status status = draining() && !runs_here ? UnavailableError(options_.self.process.name + " is draining")
+                                           : CheckRequest(*request, progress);
   if (status.ok()) {
     StatusOr<SequenceId> added = scheduler_.Add(request, progress, epoch, handoff, now, runs_here);
     status = added.status();
     if (added.ok()) child.sequence = *added;
+    // Not the request's fault: a role that changed on the way. Others admit it.
+    if (status.code() == Code::kFailedPrecondition) status = UnavailableError(status.message());
   }
   if (!status.ok()) return Emit(child, ChildFailed{id, epoch, std::move(status)});
   by_sequence_[child.sequence] = id;
@@ -225,7 +240,7 @@ void EngineCore::OnReserve(LinkId link, const Reserve& reserve, TimePoint now, O
   if (front == front_links_.end() && options_.rules.Holds(Rule::kL7)) {
     return refuse(RefuseReason::kNoFrontSession, "no session with the request's front");
   }
-  if (draining_) return refuse(RefuseReason::kDraining, options_.self.process.name + " is draining");
+  if (draining()) return refuse(RefuseReason::kDraining, options_.self.process.name + " is draining");
   if (Status s = CheckRequest(*reserve.request, reserve.progress); !s.ok()) {
     return refuse(RefuseReason::kTooLarge, s.message());
   }
@@ -588,8 +603,9 @@ Heartbeat EngineCore::MakeHeartbeat(TimePoint now) const {
     const Duration allowed = std::max<Duration>(options_.step_grace, step.predicted * 10);
     h.step_overdue_in = std::max<Duration>(Duration(1), step.started + allowed - now);
   }
-  h.draining = draining_;
-  h.roles = options_.roles;
+  h.draining = draining();
+  h.idle = h.draining && idle();
+  h.roles = roles_;
   const SchedulerLoad load = scheduler_.Load();
   h.waiting = load.waiting;
   h.running = load.running;
@@ -609,8 +625,10 @@ void EngineCore::FlushEvents(TimePoint now, Outbox* out) {
   std::vector<Hash128> snapshot;
   bool snapshot_taken = false;
   const std::vector<ChildId> once_hit = OnceHitInStep();
+  const bool empty = draining() && idle();
   for (auto& [link, front] : fronts_) {
     if (front.fingerprint == 0) continue;
+    if (std::exchange(front.empty_told, empty) != empty) front.next_heartbeat = now;
     // L8: told before it can matter. Should a launched step kill this worker, the front knows who was in it.
     std::vector<ChildId> told;
     for (const ChildId& id : once_hit) {
@@ -632,7 +650,12 @@ void EngineCore::FlushEvents(TimePoint now, Outbox* out) {
     batch.events = std::move(front.events);
     front.events.clear();
     batch.heartbeat = MakeHeartbeat(now);
+    batch.heartbeat.order = front.order;
     batch.heartbeat.once_hit_in_step = front.once_hit_told = std::move(told);
+    if (front.next_report <= now) {
+      front.next_report = now + options_.report;
+      batch.report.push_back(MakeReport(now));
+    }
     batch.cache = std::move(changes);
     out->to_fronts.emplace_back(link, std::move(batch));
   }

@@ -29,7 +29,7 @@ struct EngineOptions {
   Hash128 numeric;             // numeric identity of the KV that this worker computes
   uint32_t vocab_size = 0;     // ids of requests and peers are checked against it
   SchedulerOptions scheduler;  // its roles, weights, numeric and rules are taken from here
-  RoleMask roles;
+  RoleMask roles;              // to begin with; an operator may change them
   uint32_t submit_credits = 64;
   CostCoefficients prior{};  // of the step cost, until steps were measured
   std::string host;          // see KvConnectorOptions
@@ -38,6 +38,7 @@ struct EngineOptions {
   WriterOptions writer;
   Duration stuck_after = std::chrono::seconds(10);  // see KvConnectorOptions
   Duration heartbeat = std::chrono::milliseconds(500);
+  Duration report = std::chrono::seconds(1);       // least time between two reports to one front
   Duration hold_lease = std::chrono::seconds(30);  // a failed hand-off's KV waits so long for the next epoch
   Duration max_deadline = std::chrono::hours(1);
   Duration epoch_memory = std::chrono::seconds(60);  // how long an ended child's epoch is refused
@@ -62,7 +63,8 @@ class EngineCore {
   // Step must be called no later than this, even if nothing happens.
   TimePoint NextTimer() const;
 
-  bool draining() const { return draining_; }
+  bool draining() const { return stopping_ || told_to_drain_; }
+  RoleMask roles() const { return roles_; }
   bool idle() const;  // no child, no hand-off, no step in flight
   const BlockPool& pool() const { return pool_; }
   const Scheduler& scheduler() const { return scheduler_; }
@@ -95,12 +97,16 @@ class EngineCore {
     uint64_t cache_sequence = 0;
     bool snapshot_due = true;
     TimePoint next_heartbeat{};
+    TimePoint next_report{};
+    uint64_t order = 0;                  // latest carried out
+    bool empty_told = false;             // Heartbeat::idle, as last said
     std::vector<ChildId> once_hit_told;  // Heartbeat::once_hit_in_step, as the front heard it last
   };
 
   // Commands.
   void Apply(EngineCommand& command, TimePoint now, Outbox* out);
   void OnFront(LinkId link, FrontCommand& command, TimePoint now, Outbox* out);
+  void OnOrder(FrontSession* front, uint64_t order, TimePoint now);
   void OnFrontDown(LinkId link, TimePoint now, Outbox* out);
   void Submit(LinkId link, RequestPtr request, Progress progress, Epoch epoch, const PeerAddress* decode, TimePoint now,
               Outbox* out);
@@ -134,6 +140,7 @@ class EngineCore {
   void FlushEvents(TimePoint now, Outbox* out);
   std::vector<ChildId> OnceHitInStep() const;
   Heartbeat MakeHeartbeat(TimePoint now) const;
+  WorkerReport MakeReport(TimePoint now) const;  // worker_report.cc
 
   const EngineOptions options_;
   ModelRunner* const runner_;
@@ -158,7 +165,10 @@ class EngineCore {
     Duration predicted{};
   };
   std::map<StepId, RunningStep> running_;
-  bool draining_ = false;
+  RoleMask roles_;
+  bool stopping_ = false;       // SIGTERM: for good
+  bool told_to_drain_ = false;  // an operator's order, which another may undo
+  TimePoint started_ = kNever;
 };
 
 }  // namespace baton

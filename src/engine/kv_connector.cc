@@ -314,6 +314,7 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
       const auto it = dialed_.find(lost->peer);
       if (it != dialed_.end() && !it->second.closing) {
         // Opened anew together with a new session: the two break as one.
+        ++counters_.peers_lost;
         it->second.open = false;
         it->second.closing = true;
         transport_->Close(lost->peer);
@@ -415,8 +416,14 @@ void KvConnector::Do(WriterActions* actions, TimePoint now, Outbox* out) {
     out->to_peers.emplace_back(*it->second.link, std::move(message));
   }
   for (const WriterPost& post : actions->post) Post(post, now);
-  for (WriterChild& child : actions->handed_off) facts_.handed_off.push_back(std::move(child));
-  for (WriterFailure& failure : actions->failed) facts_.failed.push_back(std::move(failure));
+  for (WriterChild& child : actions->handed_off) {
+    CountHandedOff(child, now);
+    facts_.handed_off.push_back(std::move(child));
+  }
+  for (WriterFailure& failure : actions->failed) {
+    ++counters_.failed[static_cast<size_t>(failure.why)];
+    facts_.failed.push_back(std::move(failure));
+  }
   for (const ChildEpoch& key : actions->unpinned) {
     const auto it = sends_.find(key);
     if (it != sends_.end()) scheduler_->SetPinned(it->second, false);

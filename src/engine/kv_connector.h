@@ -3,6 +3,7 @@
 // events and finished layers into the facts that EngineCore acts on. Engine thread; no clock, no lock, no wait.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -53,7 +54,11 @@ struct ConnectorFacts {
 
 struct ConnectorCounters {
   uint64_t bytes_posted = 0, bytes_received = 0, chunks_posted = 0, grants = 0, busy = 0, refused = 0;
-  uint64_t sessions = 0, protocol_errors = 0;
+  uint64_t sessions = 0, protocol_errors = 0, peers_lost = 0;
+  // Hand-offs out: how many failed by cause, and sums over those that were handed off.
+  std::array<uint64_t, 6> failed{};  // [HandoffFailure]
+  uint64_t handed_off = 0, bytes_handed_off = 0;
+  Duration reserve_time{}, transfer_time{}, exposed_time{};
 };
 
 class KvConnector {
@@ -103,6 +108,10 @@ class KvConnector {
   const ReaderTickets& reader() const { return reader_; }
   const WriterTickets& writer() const { return writer_; }
   const ConnectorCounters& counters() const { return counters_; }
+  // worker_report.cc
+  std::vector<PeerReport> Peers(TimePoint now) const;
+  std::string_view transport_name() const { return transport_->name(); }
+  void AppendTransportMetrics(std::vector<Metric>* metrics) const { transport_->AppendMetrics(metrics); }
   bool idle() const { return writer_.Live().empty() && reader_.Live().empty(); }
 
  private:
@@ -123,6 +132,8 @@ class KvConnector {
     TimePoint greet_by = kNever;  // a link without an answered Hello is given up then
     TimePoint last_up = kNever;
     TimePoint next_heartbeat = kNever;
+    uint64_t bytes = 0;  // of what was handed off to it, and the time that its transfers took
+    Duration transfer_time{};
     bool up() const { return greeted && open; }
   };
   struct ReaderSession {
@@ -140,6 +151,7 @@ class KvConnector {
   void Do(WriterActions* actions, TimePoint now, Outbox* out);
   void Do(ReaderActions* actions, TimePoint now, Outbox* out);
   void Post(const WriterPost& post, TimePoint now);
+  void CountHandedOff(const WriterChild& child, TimePoint now);
   void OnReaderMessage(LinkId link, WriterSession& s, const PairMessage& m, TimePoint now, Outbox* out);
   void OnWriterMessage(LinkId link, ReaderSession& s, const PairMessage& m, TimePoint now, Outbox* out);
   void OnHello(LinkId link, const PairHello& hello, TimePoint now, Outbox* out);

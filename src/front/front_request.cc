@@ -336,6 +336,9 @@ void FrontRequest::OnHandoffFailed(WorkerId from, const HandoffFailed& event, co
       return EndEpoch(Price::kBudget, {}, "the transfer failed: " + event.detail, ctx);
     case HandoffFailure::kUndecided:
       return Adopt(Price::kLoss, decode_process_, ctx);
+    case HandoffFailure::kNotAdmitted:
+      no_handoff_to_.insert(d);
+      return OnNotAdmitted(UnavailableError(event.detail), "NO_WORKER", ctx);
   }
 }
 
@@ -345,16 +348,13 @@ void FrontRequest::OnChildFailed(WorkerId from, const ChildFailed& event, const 
   const std::string where = from == decode_ ? decode_process_.name : prefill_process_.name;
   const Status why = event.why.Annotate(where);
   switch (why.code()) {
-    case Code::kResourceExhausted: {
-      if (++refused_by_worker_ > kMaxWorkerRefusals) return Fail(why, "WORKER_FULL", kLastBackOff, ctx);
-      const Duration back_off = std::min(kFirstBackOff * (1u << refused_by_worker_), kLastBackOff);
-      EndEpoch(Price::kFree, {}, why.message(), ctx);
-      if (phase_ == Phase::kQueued) not_before_ = ctx.now + back_off;
-      return;
-    }
+    case Code::kResourceExhausted:
+      return OnNotAdmitted(why, "WORKER_FULL", ctx);
+    case Code::kUnavailable:
+      excluded_.insert(from);
+      return OnNotAdmitted(why, "NO_WORKER", ctx);
     case Code::kOk:
     case Code::kCancelled:
-    case Code::kUnavailable:
     case Code::kAborted:
     case Code::kDataLoss:
       excluded_.insert(from);
@@ -364,6 +364,15 @@ void FrontRequest::OnChildFailed(WorkerId from, const ChildFailed& event, const 
     default:
       return Fail(why, "WORKER_FAILED", {}, ctx);
   }
+}
+
+// Nothing is lost and nobody is to blame: the worker is full, drains, or has another role by now. The next try waits
+// until what the router knows of it has caught up.
+void FrontRequest::OnNotAdmitted(const Status& why, const char* reason, const FrontContext& ctx) {
+  if (++refused_by_worker_ > kMaxWorkerRefusals) return Fail(why, reason, kLastBackOff, ctx);
+  const Duration back_off = std::min(kFirstBackOff * (1u << refused_by_worker_), kLastBackOff);
+  EndEpoch(Price::kFree, {}, why.message(), ctx);
+  if (phase_ == Phase::kQueued) not_before_ = ctx.now + back_off;
 }
 
 void FrontRequest::Adopt(Price price, const ProcessId& lost, const FrontContext& ctx) {

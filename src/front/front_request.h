@@ -111,6 +111,7 @@ class FrontRequest {
   // epochs
   void OnHandoffFailed(WorkerId from, const HandoffFailed& event, const FrontContext& ctx);
   void OnChildFailed(WorkerId from, const ChildFailed& event, const FrontContext& ctx);
+  void OnNotAdmitted(const Status& why, const char* reason, const FrontContext& ctx);
   void DependOnDecodeOnly(const FrontContext& ctx);
   void Adopt(Price price, const ProcessId& lost, const FrontContext& ctx);
   void EndEpoch(Price price, const ProcessId& lost, const std::string& why, const FrontContext& ctx);

@@ -48,7 +48,7 @@ std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
     if (t.state != TicketState::kFree && t.child == reserve.child && t.epoch == reserve.epoch) {
       if (IsReadyOrLater(t.state)) return AnswerTo(reserve, t.ticket, CommitVerdict::kAck);
       if (reserve.attempt < t.reserve_attempt) {
-        ++counters_.stale;
+        ++counters_.stale_reserves;
         return AnswerTo(reserve, t.ticket, CommitVerdict::kStaleTicket);
       }
       if (reserve.attempt == t.reserve_attempt) {
@@ -63,7 +63,7 @@ std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
       Ticket ticket{self_, static_cast<uint32_t>(&slot - slots_.data()), o.generation};
       if (o.acked) return AnswerTo(reserve, ticket, CommitVerdict::kAck);
       if (reserve.attempt <= o.reserve_attempt) {
-        ++counters_.stale;
+        ++counters_.stale_reserves;
         return AnswerTo(reserve, ticket, CommitVerdict::kStaleTicket);
       }
     }
@@ -103,13 +103,13 @@ const ReaderTicket& ReaderTickets::Open(const ProcessId& writer, const Reserve& 
 void ReaderTickets::OnChunk(const ChunkArrived& chunk, TimePoint now, ReaderActions* out) {
   ReaderTicket* t = Current(chunk.ticket);
   if (t == nullptr || !IsReserving(t->state) || chunk.writer != t->writer || chunk.chunk >= t->chunks.size()) {
-    ++counters_.stale;
+    ++counters_.stale_chunks;
     return;
   }
   t->state = TicketState::kReceiving;
   t->lease_end = std::max(t->lease_end, now + options_.receiving_lease);
   if (IsPushedAgain(*t, chunk) && rules_.Holds(Rule::kS4)) {
-    ++counters_.stale;
+    ++counters_.stale_chunks;
     return;
   }
   std::optional<uint64_t>& seen = t->chunks[chunk.chunk];
@@ -136,7 +136,7 @@ void ReaderTickets::OnCommit(const ProcessId& writer, const Commit& commit, Time
         }
       }
     }
-    ++counters_.stale;
+    ++counters_.stale_commits;
     out->send.emplace_back(writer, AnswerTo(commit, verdict));
     return;
   }
@@ -186,6 +186,7 @@ void ReaderTickets::Decide(ReaderTicket& t, TimePoint now, ReaderActions* out) {
       return Quarantine(t, now, out);
     }
   }
+  ++counters_.ready;
   t.state = TicketState::kReady;
   t.lease_end = kNever;
   out->ready.push_back(commit);
@@ -204,12 +205,15 @@ void ReaderTickets::OnDrained(const ProcessId& writer, const Drained& drained, T
   out->send.emplace_back(writer, DrainedAck{drained.ticket});
   ReaderTicket* t = Current(drained.ticket);
   if (t == nullptr || t->writer != writer) {
-    ++counters_.stale;
+    ++counters_.stale_drained;
     return;
   }
   if (IsReadyOrLater(t->state)) return;
   // The writer gives a ticket up that nobody aborted here (an unwanted GRANT, a cancel that came to it first).
-  if (IsReserving(t->state)) Quarantine(*t, now, out);
+  if (IsReserving(t->state)) {
+    ++counters_.given_up;
+    Quarantine(*t, now, out);
+  }
   if (t->state != TicketState::kQuarantined) return;
   if (!drained.severed) return FreeQuarantined(*t, now, out);
   // The source is safe, the target is in doubt: only a fence or a death ends it. No more ABORTs.
@@ -236,7 +240,9 @@ void ReaderTickets::OnQuiet(const Ticket& ticket, TimePoint now, ReaderActions* 
 
 void ReaderTickets::OnSessionLost(const ProcessId& writer, TimePoint now, ReaderActions* out) {
   for (Slot& slot : slots_) {
-    if (slot.now.writer == writer && IsReserving(slot.now.state)) Quarantine(slot.now, now, out);
+    if (slot.now.writer != writer || !IsReserving(slot.now.state)) continue;
+    ++counters_.sessions_lost;
+    Quarantine(slot.now, now, out);
   }
 }
 
@@ -251,7 +257,9 @@ void ReaderTickets::OnWriterDead(const ProcessId& writer, TimePoint now, ReaderA
 
 void ReaderTickets::Abort(const Ticket& ticket, TimePoint now, ReaderActions* out) {
   ReaderTicket* t = Current(ticket);
-  if (t != nullptr && IsReserving(t->state)) Quarantine(*t, now, out);
+  if (t == nullptr || !IsReserving(t->state)) return;
+  ++counters_.cancelled;
+  Quarantine(*t, now, out);
 }
 
 void ReaderTickets::MarkRunning(const Ticket& ticket) {
@@ -353,6 +361,8 @@ void ReaderTickets::Quarantine(ReaderTicket& t, TimePoint now, ReaderActions* ou
 }
 
 void ReaderTickets::FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderActions* out) {
+  ++counters_.drained;
+  counters_.quarantined_time += now - t.quarantined_at;
   out->freed.push_back(t.ticket);
   Free(t, /*acked=*/false, now);
 }

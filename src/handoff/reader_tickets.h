@@ -62,11 +62,16 @@ struct ReaderActions {
 };
 
 struct ReaderCounters {
-  uint64_t stale = 0;    // messages for tickets that are not current
+  // Messages for tickets that are not current.
+  uint64_t stale_reserves = 0, stale_chunks = 0, stale_commits = 0, stale_drained = 0;
   uint64_t corrupt = 0;  // digests that differ
   uint64_t missing = 0;  // COMMITs answered MISSING
   uint64_t duplicates = 0;
-  uint64_t lease_ends = 0;
+  // Tickets that ended in quarantine, by cause; beside them `corrupt`.
+  uint64_t lease_ends = 0, sessions_lost = 0, cancelled = 0, given_up = 0;
+  uint64_t ready = 0;           // complete and right
+  uint64_t drained = 0;         // quarantines that ended
+  Duration quarantined_time{};  // that these took, together
 };
 
 class ReaderTickets {

@@ -161,7 +161,9 @@ void WriterTickets::OnRefused(const ProcessId& reader, const Refused& refused, T
     ++counters_.stale;
     return;
   }
-  Stop(*c, WriterFailure{c->key, HandoffFailure::kRefused, refused.detail}, now, out);
+  const bool for_now = refused.why == RefuseReason::kDraining || refused.why == RefuseReason::kRole;
+  const HandoffFailure why = for_now ? HandoffFailure::kNotAdmitted : HandoffFailure::kRefused;
+  Stop(*c, WriterFailure{c->key, why, refused.detail}, now, out);
 }
 
 bool WriterTickets::ChunkReady(const WriterChild& c, const Chunk& chunk) const {

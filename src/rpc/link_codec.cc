@@ -100,7 +100,8 @@ ChildEvent GetEvent(const wire::ChildEvent& from, Checker* check) {
     case wire::ChildEvent::kHandoffFailed: {
       const auto& failed = from.handoff_failed();
       check->AtMost("handoff_failed.detail length", failed.detail().size(), kMaxWireText);
-      return HandoffFailed{child, epoch, ToEnum(check, "handoff_failed.why", failed.why(), HandoffFailure::kTransfer),
+      return HandoffFailed{child, epoch,
+                           ToEnum(check, "handoff_failed.why", failed.why(), HandoffFailure::kNotAdmitted),
                            failed.detail()};
     }
     case wire::ChildEvent::kRunning:
@@ -127,7 +128,9 @@ void Put(const Heartbeat& from, wire::Heartbeat* to) {
   to->set_steps(from.steps);
   to->set_step_overdue_in_ns(from.step_overdue_in.count());
   to->set_draining(from.draining);
+  to->set_idle(from.idle);
   codec::Put(from.roles, to->mutable_roles());
+  to->set_order(from.order);
   to->set_waiting(from.waiting);
   to->set_running(from.running);
   to->set_queued_tokens(from.queued_tokens);
@@ -152,6 +155,8 @@ Heartbeat GetHeartbeat(const wire::Heartbeat& from, Checker* check) {
   beat.steps = from.steps();
   beat.step_overdue_in = Duration(from.step_overdue_in_ns());
   beat.draining = from.draining();
+  beat.idle = from.idle();
+  beat.order = from.order();
   beat.roles = GetRoles(from.roles());
   beat.waiting = from.waiting();
   beat.running = from.running();
@@ -175,6 +180,80 @@ Heartbeat GetHeartbeat(const wire::Heartbeat& from, Checker* check) {
   return beat;
 }
 
+void Put(const WorkerReport& from, wire::WorkerReport* to) {
+  to->set_uptime_ns(from.uptime.count());
+  to->set_transport(from.transport);
+  for (const BlockReport& blocks : from.blocks) {
+    wire::BlockReport* out = to->add_blocks();
+    out->set_free(blocks.free);
+    out->set_owned(blocks.owned);
+    out->set_cached(blocks.cached);
+    out->set_quarantined(blocks.quarantined);
+  }
+  to->mutable_tickets()->Add(from.tickets.begin(), from.tickets.end());
+  to->mutable_sends()->Add(from.sends.begin(), from.sends.end());
+  for (const PeerReport& peer : from.peers) {
+    wire::PeerReport* out = to->add_peers();
+    out->set_name(peer.name);
+    out->set_incarnation(peer.incarnation);
+    out->set_up(peer.up);
+    out->set_writes_here(peer.writes_here);
+    out->set_one_sided(peer.one_sided);
+    out->set_hand_offs(peer.hand_offs);
+    out->set_quarantined_blocks(peer.quarantined_blocks);
+    out->set_oldest_quarantine_ns(peer.oldest_quarantine.count());
+    out->set_bytes(peer.bytes);
+    out->set_transfer_time_ns(peer.transfer_time.count());
+  }
+  for (const Metric& metric : from.metrics) {
+    wire::Metric* out = to->add_metrics();
+    out->set_name(metric.name);
+    out->set_value(metric.value);
+  }
+}
+
+WorkerReport GetReport(const wire::WorkerReport& from, Checker* check) {
+  WorkerReport report;
+  report.uptime = Duration(from.uptime_ns());
+  report.transport = from.transport();
+  check->NotNegative("report.uptime", from.uptime_ns());
+  check->AtMost("report.transport length", from.transport().size(), kMaxWireName);
+  check->PlainWord("report.transport", from.transport());
+  check->AtMost("report.blocks", from.blocks_size(), kMaxWireGroups);
+  report.tickets = GetGroupCounts("report.tickets", from.tickets(), check);
+  report.sends = GetGroupCounts("report.sends", from.sends(), check);
+  check->AtMost("report.peers", from.peers_size(), kMaxWirePeers);
+  check->AtMost("report.metrics", from.metrics_size(), kMaxWireMetrics);
+  if (!check->ok()) return report;
+  for (const wire::BlockReport& blocks : from.blocks()) {
+    report.blocks.push_back({blocks.free(), blocks.owned(), blocks.cached(), blocks.quarantined()});
+  }
+  for (const wire::PeerReport& peer : from.peers()) {
+    PeerReport& to = report.peers.emplace_back();
+    to.name = peer.name();
+    to.incarnation = peer.incarnation();
+    to.up = peer.up();
+    to.writes_here = peer.writes_here();
+    to.one_sided = peer.one_sided();
+    to.hand_offs = peer.hand_offs();
+    to.quarantined_blocks = peer.quarantined_blocks();
+    to.oldest_quarantine = Duration(peer.oldest_quarantine_ns());
+    to.bytes = peer.bytes();
+    to.transfer_time = Duration(peer.transfer_time_ns());
+    check->AtMost("report.peer.name length", peer.name().size(), kMaxWireName);
+    check->PlainWord("report.peer.name", peer.name());
+    check->NotNegative("report.peer.oldest_quarantine", peer.oldest_quarantine_ns());
+    check->NotNegative("report.peer.transfer_time", peer.transfer_time_ns());
+  }
+  for (const wire::Metric& metric : from.metrics()) {
+    check->AtMost("report.metric.name length", metric.name().size(), kMaxWireMetricName);
+    check->PlainWord("report.metric.name", metric.name());
+    check->Finite("report.metric.value", metric.value());
+    report.metrics.push_back({metric.name(), metric.value()});
+  }
+  return report;
+}
+
 WorkerHello GetHello(const wire::WorkerHello& from, Checker* check) {
   WorkerHello hello;
   check->Require("hello.layout", from.has_layout());
@@ -189,6 +268,7 @@ WorkerHello GetHello(const wire::WorkerHello& from, Checker* check) {
   hello.numeric = GetHash(from.numeric());
   hello.max_context_tokens = from.max_context_tokens();
   hello.submit_credits = from.submit_credits();
+  hello.draining = from.draining();
   check->AtLeast("hello.self.process.name length", hello.self.process.name.size(), 1);
   return hello;
 }
@@ -224,7 +304,14 @@ struct CommandWriter {
     to->mutable_adopt()->set_epoch(command.epoch);
     to->mutable_adopt()->set_once_hit(command.once_hit);
   }
-  void operator()(const DrainCommand&) const { to->mutable_drain(); }
+  void operator()(const DrainCommand& command) const {
+    to->mutable_drain()->set_order(command.order);
+    to->mutable_drain()->set_undo(command.undo);
+  }
+  void operator()(const SetRoleCommand& command) const {
+    to->mutable_set_role()->set_order(command.order);
+    codec::Put(command.roles, to->mutable_set_role()->mutable_roles());
+  }
   void operator()(const CacheResyncCommand&) const { to->mutable_cache_resync(); }
 };
 
@@ -248,7 +335,12 @@ FrontCommand GetCommand(const wire::FrontCommand& in, Checker* check) {
     case wire::FrontCommand::kAdopt:
       return AdoptCommand{GetChild(in.adopt().child()), in.adopt().epoch(), in.adopt().once_hit()};
     case wire::FrontCommand::kDrain:
-      return DrainCommand{};
+      return DrainCommand{in.drain().order(), in.drain().undo()};
+    case wire::FrontCommand::kSetRole: {
+      const RoleMask roles = GetRoles(in.set_role().roles());
+      if (!roles.prefill && !roles.decode) check->Fail("set_role.roles", "neither prefill nor decode");
+      return SetRoleCommand{in.set_role().order(), roles};
+    }
     case wire::FrontCommand::kCacheResync:
       return CacheResyncCommand{};
     case wire::FrontCommand::KIND_NOT_SET:
@@ -271,6 +363,7 @@ void Encode(const WorkerMessage& message, wire::WorkerMessage* out) {
     codec::Put(hello->numeric, to->mutable_numeric());
     to->set_max_context_tokens(hello->max_context_tokens);
     to->set_submit_credits(hello->submit_credits);
+    to->set_draining(hello->draining);
     return;
   }
   const auto& batch = std::get<WorkerBatch>(message);
@@ -281,6 +374,7 @@ void Encode(const WorkerMessage& message, wire::WorkerMessage* out) {
   to->mutable_cache()->set_snapshot(batch.cache.snapshot);
   codec::Put(batch.cache.stored, to->mutable_cache()->mutable_stored());
   codec::Put(batch.cache.removed, to->mutable_cache()->mutable_removed());
+  for (const WorkerReport& report : batch.report) Put(report, to->add_report());
 }
 
 void Encode(const FrontCommand& command, wire::FrontCommand* out) { std::visit(CommandWriter{out}, command); }
@@ -302,6 +396,10 @@ StatusOr<WorkerMessage> Decode(const wire::WorkerMessage& in) {
       batch.cache.snapshot = in.batch().cache().snapshot();
       batch.cache.stored = GetHashes("cache.stored", in.batch().cache().stored(), &check);
       batch.cache.removed = GetHashes("cache.removed", in.batch().cache().removed(), &check);
+      check.AtMost("batch.report", in.batch().report_size(), 1);
+      if (check.ok() && in.batch().report_size() == 1) {
+        batch.report.push_back(GetReport(in.batch().report(0), &check));
+      }
       out = std::move(batch);
       break;
     }

@@ -28,6 +28,9 @@ inline constexpr size_t kMaxWireGroups = 64;
 inline constexpr size_t kMaxWireCost = 64;
 inline constexpr size_t kMaxWireOnceHit = 4096;
 inline constexpr size_t kMaxWireQuarantines = 8192;
+inline constexpr size_t kMaxWireMetrics = 256;
+inline constexpr size_t kMaxWireMetricName = 128;
+inline constexpr size_t kMaxWirePeers = 4096;
 
 void Encode(const WorkerMessage& message, wire::WorkerMessage* out);
 void Encode(const FrontCommand& command, wire::FrontCommand* out);

@@ -4,6 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
+
+#include "baton/metric.h"
 
 namespace baton {
 
@@ -18,6 +21,17 @@ struct TransportCounters {
   uint64_t placements_refused = 0;  // reader, receiver-posted: data messages dropped without placing a byte
   uint64_t peers_lost = 0;          // writer: PeerLost
 };
+
+inline void Append(const TransportCounters& c, std::vector<Metric>* to) {
+  const auto add = [to](const char* name, uint64_t value) { to->push_back({name, static_cast<double>(value)}); };
+  add("kv_bytes_total{direction=\"out\"}", c.bytes_quiesced);
+  add("kv_bytes_total{direction=\"placed\"}", c.bytes_placed);
+  add("kv_ops_total", c.ops_ok);
+  add("kv_pieces_total", c.pieces);
+  add("kv_transport_failures_total{kind=\"op\"}", c.ops_failed);
+  add("kv_stale_dropped_total{kind=\"notice\"}", c.notices_dropped);
+  add("kv_stale_dropped_total{kind=\"data\"}", c.placements_refused);
+}
 
 // The live form of TransportCounters: relaxed, because no decision is taken from them.
 struct AtomicTransportCounters {

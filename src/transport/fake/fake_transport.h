@@ -31,6 +31,7 @@ class FakeTransport : public KvTransport {
   void Retire(const Ticket& ticket) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
+  void AppendMetrics(std::vector<Metric>* metrics) const override { inner_->AppendMetrics(metrics); }
 
   KvTransport& inner() { return *inner_; }
 

@@ -51,6 +51,7 @@ class LocalTransport : public KvTransport {
   void Retire(const Ticket& ticket) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
+  void AppendMetrics(std::vector<Metric>* metrics) const override { Append(counters(), metrics); }
 
   TransportCounters counters() const;
 

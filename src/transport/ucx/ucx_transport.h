@@ -50,6 +50,7 @@ class UcxTransport : public KvTransport {
   void Retire(const Ticket& ticket) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
+  void AppendMetrics(std::vector<Metric>* metrics) const override { Append(counters(), metrics); }
 
   TransportCounters counters() const;
 

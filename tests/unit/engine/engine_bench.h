@@ -111,6 +111,7 @@ struct EngineBench {
     for (auto& [link, message] : out.to_fronts) {
       if (auto* batch = std::get_if<WorkerBatch>(&message)) {
         heartbeats.push_back(batch->heartbeat);
+        for (WorkerReport& report : batch->report) reports.push_back(std::move(report));
         for (ChildEvent& e : batch->events) events.push_back(std::move(e));
       }
     }
@@ -234,6 +235,7 @@ struct EngineBench {
   std::unique_ptr<EngineCore> core;
   std::vector<ChildEvent> events;
   std::vector<Heartbeat> heartbeats;
+  std::vector<WorkerReport> reports;
   std::vector<PairMessage> to_peers;
   std::vector<Dial> dials;
   std::vector<Quarantine> stuck;

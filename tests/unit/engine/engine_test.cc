@@ -365,6 +365,77 @@ TEST(EngineCore, DrainingItRefusesNewWorkAndEndsWhatRuns) {
   EXPECT_TRUE(b.heartbeats.back().draining);
 }
 
+TEST(EngineCore, ADrainThatIsUndoneAdmitsAgainAndEveryOrderIsConfirmedAtOnce) {
+  EngineBench b;
+  b.Front(DrainCommand{.order = 7});
+  EXPECT_EQ(b.heartbeats.back().order, 7u);
+  EXPECT_TRUE(b.heartbeats.back().draining && b.heartbeats.back().idle);
+  b.Front(DrainCommand{.order = 8, .undo = true});
+  EXPECT_EQ(b.heartbeats.back().order, 8u);
+  EXPECT_FALSE(b.heartbeats.back().draining);
+  b.Front(DecodeCommand{b.Make(1, 20, 2), EngineBench::Fresh(), 1});
+  EXPECT_TRUE(b.Told<ChildFailed>().empty());
+  b.Do(BeginDrain{});
+  b.Front(DrainCommand{.order = 9, .undo = true});
+  EXPECT_EQ(b.heartbeats.back().order, 9u);
+  EXPECT_TRUE(b.heartbeats.back().draining) << "a process that stops is not held up";
+  EXPECT_FALSE(b.heartbeats.back().idle);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_TRUE(b.heartbeats.back().idle) << "told with the end of the last request, not half a second later";
+}
+
+TEST(EngineCore, ANewRoleGatesNewWorkAloneAndWhatHoldsBlocksRunsToItsEnd) {
+  EngineBench b({false, true});
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(1, 48, 3), 1));
+  const Grant grant = b.Last<Grant>();
+  b.Front(SetRoleCommand{.order = 1, .roles = {true, false}});
+  EXPECT_EQ(b.heartbeats.back().roles, (RoleMask{true, false}));
+  b.FromWriter(b.ReserveFor(b.Make(2, 48, 3), 1));
+  EXPECT_EQ(b.Last<Refused>().why, RefuseReason::kRole);
+  b.Front(DecodeCommand{b.Make(3, 20, 3), EngineBench::Fresh(), 1});
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kUnavailable) << "others admit it: not the request's end";
+  b.Fill(grant, 9);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength) << "the half-received one decodes here";
+  b.Front(PrefillCommand{b.Make(4, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  EXPECT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_FALSE(b.runner.launched.empty()) << "it prefills now";
+}
+
+TEST(EngineCore, AReportTellsBlocksTicketsPeersAndCountsOncePerSecond) {
+  EngineBench b({false, true});
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(1, 48, 3), 1));
+  b.FromWriter(b.ReserveFor(b.Make(2, 32, 3), 1));
+  b.now += milliseconds(500);
+  b.Front(CancelCommand{b.Make(2, 32, 3)->id, 1});  // its two blocks wait for the writer
+  b.reports.clear();
+  b.now += milliseconds(600);
+  b.Turn();
+  ASSERT_EQ(b.reports.size(), 1u);
+  const WorkerReport& r = b.reports[0];
+  EXPECT_GE(r.uptime, milliseconds(1100));
+  ASSERT_EQ(r.blocks.size(), 1u);
+  EXPECT_EQ(r.blocks[0].quarantined, 2u);
+  EXPECT_EQ(r.blocks[0].free + r.blocks[0].owned + r.blocks[0].cached + r.blocks[0].quarantined, 16u);
+  EXPECT_EQ(r.tickets, (std::vector<uint32_t>{1, 0, 0, 0, 1})) << "one reserved, one quarantined";
+  ASSERT_EQ(r.peers.size(), 1u);
+  EXPECT_EQ(r.peers[0].name, "p");
+  EXPECT_TRUE(r.peers[0].up && r.peers[0].writes_here);
+  EXPECT_EQ(r.peers[0].quarantined_blocks, 2u);
+  EXPECT_EQ(r.peers[0].oldest_quarantine, milliseconds(600));
+  std::map<std::string, double> metrics;
+  for (const Metric& m : r.metrics) EXPECT_TRUE(metrics.emplace(m.name, m.value).second) << m.name << " twice";
+  EXPECT_EQ(metrics.at("kv_reserves_total{answer=\"granted\"}"), 2);
+  EXPECT_EQ(metrics.at("kv_aborts_total{code=\"cancelled\"}"), 1);
+  EXPECT_EQ(metrics.at("kv_aborts_total{code=\"lease\"}"), 0);
+  b.now += milliseconds(500);
+  b.Turn();
+  EXPECT_EQ(b.reports.size(), 1u);
+}
+
 TEST(EngineCore, ARequestEndsByItsDeadlineAndTheTimerSaysWhen) {
   EngineBench b;
   b.Front(DecodeCommand{b.Make(1, 20, 100), EngineBench::Fresh(milliseconds(300)), 1});

@@ -589,7 +589,7 @@ TEST(FrontL8, RetriesBeyondTheFreeOnesAreTwo) {
   b.Token(b.p, child, 1, 0, 'a');
   for (Epoch epoch = 1; epoch <= 2; ++epoch) {
     b.Say(b.p, HandoffFailed{child, epoch, HandoffFailure::kTransfer, "corrupt"});
-    b.Say(b.d, ChildFailed{child, epoch + 1, UnavailableError("no")});  // where it decodes locally
+    b.Say(b.d, ChildFailed{child, epoch + 1, AbortedError("no")});  // where it decodes locally
     if (!b.Told<Failed>(b.client).empty()) break;
   }
   const Failed failed = OnlyFailure(b, b.client);

@@ -57,7 +57,7 @@ BATON_FIELDS(ModelIdentity, x.name, x.weights)
 BATON_FIELDS(KvGroup, x.kind, x.num_layers, x.num_kv_heads, x.head_dim, x.dtype)
 BATON_FIELDS(KvLayout, x.block_tokens, x.tile, x.groups)
 BATON_FIELDS(WorkerHello, x.self, x.roles, x.model, x.layout, x.num_blocks, x.numeric, x.max_context_tokens,
-             x.submit_credits)
+             x.submit_credits, x.draining)
 BATON_FIELDS(TokenLogprob, x.id, x.logprob)
 BATON_FIELDS(OutputToken, x.id, x.logprob, x.top)
 BATON_FIELDS(TokenEvent, x.child, x.epoch, x.index, x.token, x.finish)
@@ -70,11 +70,17 @@ BATON_FIELDS(Receipt, x.queue, x.prefill, x.reserve, x.transfer, x.exposed, x.tr
              x.hidden_bytes, x.prompt_tokens, x.cached_tokens, x.preemptions)
 BATON_FIELDS(ReceiptEvent, x.child, x.epoch, x.receipt)
 BATON_FIELDS(Quarantine, x.writer, x.pid, x.blocks, x.age, x.stuck)
-BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.roles, x.waiting, x.running, x.queued_tokens,
-             x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.quarantines, x.once_hit_in_step,
+BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.idle, x.roles, x.order, x.waiting, x.running,
+             x.queued_tokens, x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.quarantines,
+             x.once_hit_in_step,
              x.cost)
 BATON_FIELDS(CacheEvents, x.sequence, x.snapshot, x.stored, x.removed)
-BATON_FIELDS(WorkerBatch, x.events, x.heartbeat, x.cache)
+BATON_FIELDS(Metric, x.name, x.value)
+BATON_FIELDS(BlockReport, x.free, x.owned, x.cached, x.quarantined)
+BATON_FIELDS(PeerReport, x.name, x.incarnation, x.up, x.writes_here, x.one_sided, x.hand_offs, x.quarantined_blocks,
+             x.oldest_quarantine, x.bytes, x.transfer_time)
+BATON_FIELDS(WorkerReport, x.uptime, x.transport, x.blocks, x.tickets, x.sends, x.peers, x.metrics)
+BATON_FIELDS(WorkerBatch, x.events, x.heartbeat, x.cache, x.report)
 BATON_FIELDS(SamplingParams, x.temperature, x.top_k, x.top_p, x.seed, x.logit_bias, x.logprobs)
 BATON_FIELDS(StopRules, x.max_tokens, x.min_tokens, x.ignore_eos, x.stop_token_ids, x.eos_token_ids)
 BATON_FIELDS(Request, x.id, x.prompt, x.sampling, x.stop, x.priority, x.cache_salt)
@@ -84,7 +90,8 @@ BATON_FIELDS(PrefillCommand, x.request, x.progress, x.epoch, x.decode)
 BATON_FIELDS(DecodeCommand, x.request, x.progress, x.epoch)
 BATON_FIELDS(CancelCommand, x.child, x.epoch)
 BATON_FIELDS(AdoptCommand, x.child, x.epoch, x.once_hit)
-inline std::tuple<> Fields(DrainCommand&) { return {}; }
+BATON_FIELDS(DrainCommand, x.order, x.undo)
+BATON_FIELDS(SetRoleCommand, x.order, x.roles)
 inline std::tuple<> Fields(CacheResyncCommand&) { return {}; }
 BATON_FIELDS(PairHello, x.protocol, x.writer, x.reader, x.session, x.model, x.layout, x.numeric, x.host, x.pid)
 BATON_FIELDS(Reserve, x.child, x.epoch, x.attempt, x.request, x.progress, x.page_hashes, x.num_tokens, x.mode)
@@ -195,7 +202,7 @@ class Filler {
   void Fill(KvKind& k) { k = KvKind::kFull; }
   void Fill(TileForm& t) { t = static_cast<TileForm>(rng_.Below(2)); }
   void Fill(FinishReason& r) { r = static_cast<FinishReason>(rng_.Below(3)); }
-  void Fill(HandoffFailure& f) { f = static_cast<HandoffFailure>(rng_.Below(5)); }
+  void Fill(HandoffFailure& f) { f = static_cast<HandoffFailure>(rng_.Below(6)); }
   void Fill(TransferMode& m) { m = static_cast<TransferMode>(rng_.Below(2)); }
   void Fill(RefuseReason& r) { r = static_cast<RefuseReason>(rng_.Below(5)); }
   void Fill(CommitVerdict& v) { v = static_cast<CommitVerdict>(rng_.Below(4)); }
@@ -243,6 +250,14 @@ class Filler {
     if (l.groups.empty()) Fill(l.groups.emplace_back());
   }
   void Mend(WorkerHello& h) { h.num_blocks.resize(h.layout.groups.size()); }
+  void Mend(SetRoleCommand& c) { c.roles.prefill |= !c.roles.decode; }
+  static void MendWord(std::string& word) {
+    for (char& c : word) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
+  }
+  void Mend(Metric& m) { MendWord(m.name); }
+  void Mend(PeerReport& p) { MendWord(p.name); }
+  void Mend(WorkerReport& r) { MendWord(r.transport); }
+  void Mend(WorkerBatch& b) { b.report.resize(std::min<size_t>(b.report.size(), 1)); }
   void Mend(ChildFailed& f) {
     if (f.why.ok()) f.why = InternalError(f.why.message());
   }
