@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "baton/check.h"
 #include "front/front_request.h"
+#include "front/operations.h"
 #include "front/prepare.h"
 #include "front/sessions.h"
 
@@ -77,7 +78,9 @@ struct Front::State {
   const Duration hung_after;  // L4: silence of a worker's engine thread
   ClusterRetryBudget budget;
   FrontCounters counters;
-  bool draining = false;
+  Operations operations;
+  bool stopping = false;
+  TimePoint started = kNever;
   uint64_t next_number = 1;
   std::map<uint64_t, Live> requests;  // by ChildId::number
   std::map<ClientHandle, uint64_t> by_client;
@@ -87,6 +90,19 @@ struct Front::State {
   TimePoint now{};
 
   FrontContext Context(FrontOutput* out) { return {options, router, sessions, counters, budget, now, out}; }
+  OperationContext ForOperations(FrontOutput* out) {
+    return {router,
+            sessions,
+            now,
+            out,
+            [this](WorkerId worker) { return RequestsOn(worker); },
+            static_cast<uint32_t>(requests.size())};
+  }
+  uint32_t RequestsOn(WorkerId worker) const {
+    const auto depends = [worker](const auto& entry) { return entry.second.request->DependsOn(worker); };
+    return static_cast<uint32_t>(std::count_if(requests.begin(), requests.end(), depends));
+  }
+  bool draining() const { return stopping || operations.router_drains(); }
 
   void Submit(ClientSubmit& submit, FrontOutput* out);
   std::optional<Rejection> Refuse(const ClientRequest& request) const;
@@ -110,7 +126,7 @@ struct Front::State {
 
 std::optional<Rejection> Front::State::Refuse(const ClientRequest& request) const {
   const FrontLimits& limits = options.limits;
-  if (draining) {
+  if (draining()) {
     return Rejection{UnavailableError("the router is draining and admits nothing new"), "DRAINING", kRetryLater};
   }
   if (requests.size() >= limits.max_live) {
@@ -204,7 +220,10 @@ void Front::State::AddWorker(const WorkerUp& up, FrontOutput* out) {
   const WorkerId worker = router.AddWorker(hello, now);
   sessions.Add(up.link, worker, hello, now, hung_after);
   sessions.Send(worker, FrontHello{options.self, fingerprint}, out);
-  if (ended) LoseWorker(*ended, out);
+  if (ended) {
+    LoseWorker(*ended, out);
+    operations.OnWorkerLost(*ended, ForOperations(out));
+  }
   for (auto& [number, live] : requests) live.request->TakeBackHit(hello.self.process);
 }
 
@@ -212,6 +231,7 @@ void Front::State::EndSession(const WorkerSession& session, FrontOutput* out) {
   router.RemoveWorker(session.worker);
   sessions.Remove(session.worker);
   LoseWorker(session, out);
+  operations.OnWorkerLost(session, ForOperations(out));
   if (auto next = sessions.TakeContender(session.self.process.name)) {
     AddWorker(WorkerUp{next->link, std::move(next->hello)}, out);
   }
@@ -250,7 +270,9 @@ void Front::State::OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* o
     for (auto& [number, live] : requests) live.request->TakeBackHit(q.writer);
   }
   if (!router.OnCacheEvents(session->worker, batch.cache)) sessions.Send(session->worker, CacheResyncCommand{}, out);
+  for (const WorkerReport& report : batch.report) router.OnReport(session->worker, report, now);
   for (const ChildEvent& event : batch.events) OnChildEvent(*session, event, out);
+  if (!operations.idle()) operations.OnHeartbeat(session->worker, ForOperations(out));
 }
 
 void Front::State::OnChildEvent(const WorkerSession& session, const ChildEvent& event, FrontOutput* out) {
@@ -271,6 +293,7 @@ void Front::State::OnChildEvent(const WorkerSession& session, const ChildEvent& 
 // ---- time and queue -----------------------------------------------------------------------------
 
 void Front::State::OnTick(FrontOutput* out) {
+  operations.Look(ForOperations(out));
   while (!timers.empty() && timers.begin()->first <= now) {
     const uint64_t number = timers.begin()->second;
     Live& live = requests.at(number);
@@ -353,6 +376,7 @@ Front::~Front() = default;
 void Front::Handle(FrontInput input, TimePoint now, FrontOutput* out) {
   State& s = *state_;
   s.now = now;
+  s.started = std::min(s.started, now);
   if (auto* submit = std::get_if<ClientSubmit>(&input)) {
     s.Submit(*submit, out);
   } else if (const auto* cancel = std::get_if<ClientCancel>(&input)) {
@@ -373,7 +397,13 @@ void Front::Handle(FrontInput input, TimePoint now, FrontOutput* out) {
   } else if (std::holds_alternative<Tick>(input)) {
     s.OnTick(out);
   } else if (std::holds_alternative<FrontDrain>(input)) {
-    s.draining = true;
+    s.stopping = true;
+  } else if (const auto* drain = std::get_if<DrainOrder>(&input)) {
+    s.operations.Begin(*drain, s.ForOperations(out));
+  } else if (const auto* role = std::get_if<RoleOrder>(&input)) {
+    s.operations.Begin(*role, s.ForOperations(out));
+  } else if (const auto* waiter = std::get_if<OperatorGone>(&input)) {
+    s.operations.Forget(waiter->handle);
   }
   s.PlaceWaiting(out);
 }
@@ -381,7 +411,7 @@ void Front::Handle(FrontInput input, TimePoint now, FrontOutput* out) {
 TimePoint Front::NextTimer() const {
   const State& s = *state_;
   const TimePoint request = s.timers.empty() ? kNever : s.timers.begin()->first;
-  return std::min(request, s.sessions.NextCheck());
+  return std::min({request, s.sessions.NextCheck(), s.operations.NextTimer()});
 }
 
 bool Front::Knows(std::string_view request_id) const { return state_->by_id.find(request_id) != state_->by_id.end(); }
@@ -403,9 +433,12 @@ ClusterSnapshot Front::Snapshot(TimePoint now) const {
   out.workers = s.router.Snapshot(now);
   out.live = live();
   out.queued = queued();
-  out.draining = s.draining;
+  out.draining = s.draining();
+  out.uptime = s.started == kNever ? Duration(0) : now - s.started;
   out.counters = s.counters;
   return out;
 }
+
+bool Front::CouldServe() const { return !state_->draining() && state_->router.SomeDecoder(); }
 
 }  // namespace baton

@@ -58,10 +58,47 @@ struct FromWorker {
   WorkerBatch batch;
 };
 struct Tick {};        // fires timers that are due
-struct FrontDrain {};  // admit nothing new; what lives runs to its end
+struct FrontDrain {};  // for good: admit nothing new; what lives runs to its end
 
-using FrontInput =
-    std::variant<ClientSubmit, ClientCancel, ClientGone, WorkerUp, WorkerDown, FromWorker, Tick, FrontDrain>;
+// An order as the driver names it: drawn by the driver, never reused.
+enum class OperatorHandle : uint64_t {};
+// Admit nothing new, let what runs end; or admit again. The order ends when nothing lives there any more, or after
+// `wait`; it stands in either case.
+struct DrainOrder {
+  OperatorHandle handle{};
+  std::string worker;
+  bool router = false;  // this whole router instead
+  bool undo = false;
+  bool force = false;  // although nobody else decodes
+  Duration wait{};
+};
+// What holds blocks runs to its end, new work follows the mask (L10). Ends when the worker has confirmed.
+struct RoleOrder {
+  OperatorHandle handle{};
+  std::string worker;
+  RoleMask roles;
+  bool force = false;
+  Duration wait{};
+};
+struct OperatorGone {  // nobody waits for it any more
+  OperatorHandle handle{};
+};
+// How an order stands. The last one ends it; its status is not ok where the order was refused or not confirmed.
+struct OrderUpdate {
+  bool last = false;
+  Status status;
+  bool changed = true;  // false: it was so already
+  bool left = false;    // the worker's session ended
+  bool empty = false;   // nothing lives there any more
+  bool draining = false;
+  RoleMask roles;
+  uint32_t waiting = 0, running = 0;  // sequences there, of every router
+  uint32_t requests = 0;              // of this router, that depend on it
+  Duration elapsed{};
+};
+
+using FrontInput = std::variant<ClientSubmit, ClientCancel, ClientGone, WorkerUp, WorkerDown, FromWorker, Tick,
+                                FrontDrain, DrainOrder, RoleOrder, OperatorGone>;
 
 struct LinkClose {
   LinkId link{};
@@ -72,8 +109,9 @@ struct FrontOutput {
   std::vector<std::pair<ClientHandle, ClientEvent>> to_clients;
   std::vector<std::pair<LinkId, FrontCommand>> to_workers;  // in order per link
   std::vector<LinkClose> close;                             // after to_workers were written
-  void Clear() { to_clients.clear(), to_workers.clear(), close.clear(); }
-  bool empty() const { return to_clients.empty() && to_workers.empty() && close.empty(); }
+  std::vector<std::pair<OperatorHandle, OrderUpdate>> to_operators;
+  void Clear() { to_clients.clear(), to_workers.clear(), close.clear(), to_operators.clear(); }
+  bool empty() const { return to_clients.empty() && to_workers.empty() && close.empty() && to_operators.empty(); }
 };
 
 // Limits of one front. Beyond them a request is refused, with the limit in the message.
@@ -128,6 +166,7 @@ struct ClusterSnapshot {
   std::vector<WorkerSnapshot> workers;
   uint32_t live = 0, queued = 0;
   bool draining = false;
+  Duration uptime{};
   FrontCounters counters;
 };
 
@@ -146,6 +185,8 @@ class Front {
 
   bool Knows(std::string_view request_id) const;  // live under that id
   ClusterSnapshot Snapshot(TimePoint now) const;
+  // Some worker would take a request: it decodes, and nobody drains.
+  bool CouldServe() const;
   const FrontCounters& counters() const;
   uint32_t live() const;
   uint32_t queued() const;

@@ -160,6 +160,12 @@ std::optional<Contender> Sessions::RefutedBy(const WorkerSession& session, TimeP
   return TakeContender(session.self.process.name);
 }
 
+std::vector<std::string> Sessions::Names() const {
+  std::vector<std::string> out;
+  for (const auto& [name, worker] : by_name_) out.push_back(name);
+  return out;
+}
+
 void Sessions::ForgetContender(LinkId link) {
   std::erase_if(contenders_, [&](const auto& c) { return c.second.link == link; });
 }
@@ -170,6 +176,7 @@ void Sessions::Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimeP
   s.worker = worker;
   s.self = hello.self;
   s.host = HostOf(hello.self.address);
+  s.draining = hello.draining;
   s.heard = now;
   s.expires = now + hung_after;
   next_check_ = std::min(next_check_, s.expires);

@@ -71,6 +71,7 @@ class Sessions {
   TimePoint NextCheck() const { return next_check_; }
   void Rescan();  // after Expired: NextCheck becomes exact
   size_t size() const { return by_worker_.size(); }
+  std::vector<std::string> Names() const;  // sorted
 
   // Appends a command for a worker; nothing when its session is gone.
   void Send(WorkerId worker, FrontCommand command, FrontOutput* out) const;

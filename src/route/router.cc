@@ -175,6 +175,21 @@ void Router::OnHeartbeat(WorkerId id, const Heartbeat& heartbeat, TimePoint now)
   state_->Change(id, [&](WorkerView& w) { w.OnHeartbeat(heartbeat, now, state_->options.confirm_after); });
 }
 
+void Router::OnReport(WorkerId id, const WorkerReport& report, TimePoint now) {
+  const auto it = state_->slot_of.find(id);
+  if (it == state_->slot_of.end()) return;
+  state_->workers[it->second]->report = report;
+  state_->workers[it->second]->reported = now;
+}
+
+void Router::OnOrder(WorkerId id, uint64_t order, const Admission& admission) {
+  state_->Change(id, [&](WorkerView& w) {
+    w.order = order;
+    w.roles = admission.roles;
+    w.draining = admission.draining;
+  });
+}
+
 bool Router::OnCacheEvents(WorkerId id, const CacheEvents& events) {
   State& s = *state_;
   const auto it = s.slot_of.find(id);
@@ -495,6 +510,22 @@ const WorkerHello* Router::hello(WorkerId id) const {
   return w == nullptr ? nullptr : &w->hello;
 }
 
+const Heartbeat* Router::heartbeat(WorkerId id) const {
+  const WorkerView* w = state_->Find(id);
+  return w == nullptr ? nullptr : &w->heartbeat;
+}
+
+Admission Router::admission(WorkerId id) const {
+  const WorkerView* w = state_->Find(id);
+  BATON_CHECK(w != nullptr, "a worker that is not here");
+  return {w->roles, w->draining};
+}
+
+bool Router::SomeDecoder(WorkerId except) const {
+  return std::any_of(state_->lines.begin(), state_->lines.end(),
+                     [&](const LoadLine& w) { return w.capacity > 0 && w.decodes && w.id != except; });
+}
+
 size_t Router::num_workers() const { return state_->slot_of.size(); }
 
 std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
@@ -509,7 +540,9 @@ std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
     one.model = w.hello.model.name;
     one.layout = w.hello.layout;
     one.draining = w.draining;
+    one.confirmed = w.heartbeat.order >= w.order;
     one.heard_ago = now - w.heard;
+    one.connected_for = now - w.connected;
     one.heartbeat = w.heartbeat;
     one.num_blocks = w.hello.num_blocks;
     one.max_context_tokens = w.hello.max_context_tokens;
@@ -517,6 +550,11 @@ std::vector<WorkerSnapshot> Router::Snapshot(TimePoint now) const {
     one.credits_used = w.credits_used;
     one.cached_pages = state_->holders.pages_of(slot);
     one.cache_known = w.cache_known;
+    const PrefillWork cold(PrefillWork::kChunk, 0);
+    one.prefill_tokens_per_second = cold.tokens / std::max(1e-9, state_->lines[slot].PrefillSeconds(cold));
+    one.decode_step_seconds = w.cost[0] + w.cost[3] * w.running + w.cost[4] * static_cast<double>(w.context_tokens);
+    one.report = w.report;
+    one.report_age = w.reported == TimePoint{} ? Duration(0) : now - w.reported;
     out.push_back(std::move(one));
   }
   return out;

@@ -101,7 +101,9 @@ struct WorkerSnapshot {
   std::string model;
   KvLayout layout;
   bool draining = false;
+  bool confirmed = true;  // what was ordered last is carried out
   Duration heard_ago{};
+  Duration connected_for{};
   Heartbeat heartbeat;
   std::vector<uint32_t> num_blocks;
   uint32_t max_context_tokens = 0;
@@ -109,6 +111,17 @@ struct WorkerSnapshot {
   uint32_t credits_used = 0;
   uint64_t cached_pages = 0;  // known from its cache events
   bool cache_known = false;   // false: waiting for a snapshot
+  WorkerReport report;        // the latest
+  Duration report_age{};
+  // By its own measurements, or the prior until there are some.
+  double prefill_tokens_per_second = 0;  // of a cold prompt of 512 tokens
+  double decode_step_seconds = 0;        // with what runs there now
+};
+
+// What a worker admits, as this router places by it: what was ordered last, or what it said since.
+struct Admission {
+  RoleMask roles;
+  bool draining = false;
 };
 
 class Router {
@@ -122,6 +135,9 @@ class Router {
   WorkerId AddWorker(const WorkerHello& hello, TimePoint now);
   void RemoveWorker(WorkerId id);  // ledger entries of it are forgotten too
   void OnHeartbeat(WorkerId id, const Heartbeat& heartbeat, TimePoint now);
+  void OnReport(WorkerId id, const WorkerReport& report, TimePoint now);
+  // An order was sent to it: placements follow at once; heartbeats count again from the one that confirms it.
+  void OnOrder(WorkerId id, uint64_t order, const Admission& admission);
   // False: a gap was seen; what was known of this cache is forgotten and the worker must be asked for a
   // snapshot. Everything until that snapshot is ignored (and gives true).
   bool OnCacheEvents(WorkerId id, const CacheEvents& events);
@@ -145,6 +161,10 @@ class Router {
   void Ended(ChildId child, Epoch epoch);
 
   const WorkerHello* hello(WorkerId id) const;  // nullptr: gone
+  const Heartbeat* heartbeat(WorkerId id) const;  // the latest; nullptr: gone
+  Admission admission(WorkerId id) const;       // of a worker that is here
+  // Some worker other than `except` could take a request.
+  bool SomeDecoder(WorkerId except = {}) const;
   std::vector<WorkerSnapshot> Snapshot(TimePoint now) const;
   size_t num_workers() const;
 

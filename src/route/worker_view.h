@@ -84,7 +84,8 @@ struct WorkerView {
   static constexpr Duration kLongestQueue = std::chrono::hours(1000);  // a peer's number may be anything
 
   WorkerView(WorkerId worker, const WorkerHello& h, uint32_t cls, const CostCoefficients& prior, TimePoint now)
-      : id(worker), compatibility(cls), roles(h.roles), cost(prior), heard(now), hello(h) {
+      : id(worker), compatibility(cls), roles(h.roles), cost(prior), heard(now), connected(now), hello(h) {
+    draining = h.draining;
     block_tokens = h.layout.block_tokens;
     num_blocks = free_blocks = *std::min_element(h.num_blocks.begin(), h.num_blocks.end());
     // The last token's KV is never written.
@@ -102,6 +103,7 @@ struct WorkerView {
   uint32_t compatibility;
   RoleMask roles;
   bool draining = false;
+  uint64_t order = 0;      // the latest that was sent; heartbeats from before it do not count
   bool has_peers = false;  // serves other workers: it has an address
   bool cache_known = false;
   bool resync_asked = false;
@@ -115,7 +117,7 @@ struct WorkerView {
   uint64_t context_tokens = 0;
   CostCoefficients cost;
   Duration queued{};  // as last reported
-  TimePoint heard;
+  TimePoint heard, connected;
   // Dispatched here and not yet in a heartbeat.
   double unconfirmed_seconds = 0;
   uint32_t inbound_sequences = 0;
@@ -125,8 +127,11 @@ struct WorkerView {
   uint32_t layers = 1;
   uint64_t cache_sequence = 0;
   Heartbeat heartbeat;
+  WorkerReport report;
+  TimePoint reported{};
   WorkerHello hello;
 
+  bool MayDecode() const { return roles.decode && !draining; }
   uint32_t CreditsLeft() const { return credits > credits_used ? credits - credits_used : 0; }
   uint32_t BlocksFor(uint64_t tokens) const {
     return static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
@@ -151,7 +156,7 @@ struct WorkerView {
     l.layers = layers;
     l.has_peers = has_peers;
     l.prefills = roles.prefill && !draining;
-    l.decodes = roles.decode && !draining;
+    l.decodes = MayDecode();
     l.has_credit = CreditsLeft() > 0;
     return l;
   }
@@ -187,8 +192,10 @@ struct WorkerView {
   void OnHeartbeat(const Heartbeat& h, TimePoint now, Duration confirm_after) {
     heartbeat = h;
     heard = now;
-    roles = h.roles;
-    draining = h.draining;
+    if (h.order >= order) {
+      roles = h.roles;
+      draining = h.draining;
+    }
     running = h.running;
     context_tokens = h.context_tokens;
     queued = std::clamp<Duration>(h.queued_work, Duration(0), kLongestQueue);

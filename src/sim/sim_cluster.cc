@@ -601,6 +601,9 @@ void SimCluster::FrontInputNow(size_t index, FrontInput input) {
   if (on_event) {
     for (const auto& [client, event] : out.to_clients) on_event(client, event);
   }
+  if (on_order) {
+    for (const auto& [handle, update] : out.to_operators) on_order(handle, update);
+  }
   ArmFrontTimer(index);
 }
 

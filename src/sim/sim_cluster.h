@@ -88,6 +88,9 @@ class SimCluster {
   ClientHandle Submit(ClientRequest request, size_t front = 0);
   void Cancel(ClientHandle client);
   std::function<void(ClientHandle, const ClientEvent&)> on_event;
+  // ---- operators: a DrainOrder or a RoleOrder, to the first front
+  void Operate(FrontInput order) { FrontInputNow(0, std::move(order)); }
+  std::function<void(OperatorHandle, const OrderUpdate&)> on_order;
   // After every turn of a worker.
   std::function<void(size_t worker)> on_turn;
 

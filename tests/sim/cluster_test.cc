@@ -116,6 +116,39 @@ TEST(SimClusterTest, InAOneStepPrefillFourFifthsOfTheBytesAreThereBeforeTheLastL
   EXPECT_GE(c.hidden_bytes * 10, c.transfer_bytes * 8);
 }
 
+TEST(SimClusterTest, WhateverAnOperatorDrainsAndTurnsUnderLoadNoRequestFails) {
+  const ScenarioCounts c = RunAll(100, [](uint64_t seed) {
+    ScenarioOptions o;
+    o.orders = 12;
+    o.cluster.num_unified = seed % 2;
+    o.cluster.mode = seed % 4 < 2 ? TransferMode::kOneSided : TransferMode::kReceiverPosted;
+    o.cluster.message_late = 0.1;
+    o.cluster.message_duplicate = 0.1;
+    o.num_requests = 40;
+    o.max_answer = 80;
+    o.every_request_succeeds = true;
+    return o;
+  });
+  EXPECT_GT(c.done, 3000u);
+  EXPECT_GT(c.emptied, 100u);
+  EXPECT_GT(c.role_changes, 200u);
+  EXPECT_GT(c.orders_refused, 10u) << "somebody has to decode";
+  EXPECT_GT(c.replacements, 10u) << "orders met hand-offs on their way";
+}
+
+TEST(SimClusterTest, OrdersAmongFaultsOfEveryKindEndAndTheClusterComesToRest) {
+  const ScenarioCounts c = RunAll(150, [](uint64_t seed) {
+    ScenarioOptions o = seed % 3 == 0 ? WideScenario(seed) : MixedScenario(seed);
+    o.orders = 10;
+    return o;
+  });
+  EXPECT_GT(c.done, 2000u);
+  EXPECT_GT(c.emptied, 100u);
+  EXPECT_GT(c.role_changes, 200u);
+  for (const auto& [why, n] : c.failures)
+    std::printf("  failed %6lu  %s\n", static_cast<unsigned long>(n), why.c_str());
+}
+
 TEST(SimClusterTest, FiveHundredSeedsOfFaultsKeepEveryPromise) {
   const ScenarioCounts c = RunAll(500, MixedScenario);
   EXPECT_GT(c.done, 5000u);

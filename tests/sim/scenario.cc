@@ -24,6 +24,7 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   faults.Add(o.faults);
   for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
   for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
+  emptied += o.emptied, role_changes += o.role_changes, orders_refused += o.orders_refused;
   for (const auto& [name, n] : o.used) used[name] += n;
   for (const auto& [name, n] : o.failures) failures[name] += n;
 }
@@ -33,6 +34,7 @@ Scenario::Scenario(uint64_t seed, ScenarioOptions options) : options_(std::move(
   cluster.seed = seed;
   cluster_ = std::make_unique<SimCluster>(cluster);
   cluster_->on_event = [this](ClientHandle h, const ClientEvent& e) { OnEvent(h, e); };
+  cluster_->on_order = [this](OperatorHandle h, const OrderUpdate& u) { OnOrder(h, u); };
   cluster_->on_turn = [this](size_t worker) {
     if (violation_.empty()) Violation(oracles_.AfterTurn(*cluster_, worker));
     const Scheduler& scheduler = cluster_->core(worker)->scheduler();
@@ -204,6 +206,7 @@ void Scenario::PlanFaults() {
       });
     });
   }
+  for (uint32_t i = 0; i < options_.orders; ++i) at([this] { Order(); });
   for (size_t w = 0; options_.decode_workers_die && w < cluster_->num_workers(); ++w) {
     if (cluster_->name(w)[0] != 'p')
       cluster_->loop().After(milliseconds(rng_.Below(30)), [this, w] { cluster_->Kill(w); });
@@ -217,7 +220,9 @@ void Scenario::PlanFaults() {
         c.ended = true;
         ++counts_.lost_with_front;
       }
+      if (front == 0) waiting_.clear();  // nobody hears of them any more
       cluster_->RestartFront(front);
+      for (size_t w = 0; options_.orders > 0 && w < cluster_->num_workers(); ++w) Undo(cluster_->name(w));
     });
   }
   for (uint32_t i = 0; i < options_.cuts; ++i) {
@@ -237,8 +242,44 @@ void Scenario::PlanFaults() {
   }
 }
 
+void Scenario::Order() {
+  const std::string worker = cluster_->name(rng_.Below(cluster_->num_workers()));
+  const OperatorHandle handle{next_order_++};
+  const bool drain = rng_.Chance(0.5);
+  waiting_[handle] = {"", drain};
+  if (!drain) {
+    const uint64_t role = rng_.Below(3);
+    return cluster_->Operate(RoleOrder{handle, worker, {role != 0, role != 1}, false, seconds(5)});
+  }
+  cluster_->loop().After(milliseconds(rng_.Below(200)), [this, worker] { Undo(worker); });
+  cluster_->Operate(DrainOrder{handle, worker, false, false, false, seconds(20)});
+}
+
+void Scenario::Undo(const std::string& worker) {
+  const OperatorHandle handle{next_order_++};
+  waiting_[handle] = {worker, false};
+  cluster_->Operate(DrainOrder{handle, worker, false, /*undo=*/true, false, seconds(2)});
+}
+
+void Scenario::OnOrder(OperatorHandle handle, const OrderUpdate& update) {
+  const auto it = waiting_.find(handle);
+  if (it == waiting_.end()) return Violation("an update for an order that is over");
+  if (!update.last) return;
+  const Waiting was = it->second;
+  waiting_.erase(it);
+  if (!update.status.ok()) {
+    ++counts_.orders_refused;
+    if (was.undo.empty()) return;
+    cluster_->loop().After(milliseconds(50), [this, worker = was.undo] { Undo(worker); });
+  } else if (was.drain) {
+    counts_.emptied += update.empty ? 1 : 0;
+  } else if (was.undo.empty()) {
+    counts_.role_changes += update.changed ? 1 : 0;
+  }
+}
+
 bool Scenario::AllEnded() const {
-  if (submitted_ < options_.num_requests) return false;
+  if (submitted_ < options_.num_requests || !waiting_.empty()) return false;
   return std::all_of(clients_.begin(), clients_.end(), [](const auto& entry) { return entry.second.ended; });
 }
 
@@ -264,7 +305,7 @@ std::string Scenario::Run() {
     if (cluster_->faults().stale_bytes > 0) Violation("bytes landed under a ticket that is over or READY");
     if (cluster_->poison_deaths() > kMostPoisonDeaths) Violation("one request killed more than two workers");
   }
-  if (violation_.empty() && !AllEnded()) Violation("a request never ended");
+  if (violation_.empty() && !AllEnded()) Violation("a request or an order never ended");
   if (std::string why; violation_.empty() && !cluster_->Quiet(&why))
     Violation("the cluster does not come to rest: " + why);
   CollectCounts();

@@ -38,6 +38,7 @@ struct ScenarioOptions {
   size_t restarted_front = SIZE_MAX;  // which one front_restarts mean; any
   uint32_t drains = 0;                // of a worker, which then starts again
   bool drain_each = false;            // every worker, one after another
+  uint32_t orders = 0;                // of an operator: a worker drains for a while, or changes its role
   uint32_t hangs = 0;                 // a worker stands still for 30 s, then it is killed and started again
   bool decode_workers_die = false;    // for good, the first 30 ms after the start
   Duration pause_for = std::chrono::milliseconds(1500);
@@ -53,6 +54,7 @@ struct ScenarioCounts {
   uint64_t busy = 0;                                      // RESERVEs that were put off
   uint64_t cancelled_reserving = 0, cancelled_ready = 0;  // P waits for its GRANT; D owns the request
   uint64_t leaked_blocks = 0;                             // neither free nor cached at the end
+  uint64_t emptied = 0, role_changes = 0, orders_refused = 0;  // drains that ended empty, orders carried out, the rest
   SimFaultCounts faults;
   std::map<size_t, uint64_t> done_by_front, failed_by_front;
   std::map<std::string, uint64_t> used;      // workers by name, in Done's timings
@@ -79,6 +81,10 @@ class Scenario {
   void Arrive();
   void PlanFaults();
   void NoteCancel(ClientHandle handle);  // where the cancel meets the request
+  // One order now; a drain is undone later, as often as it takes.
+  void Order();
+  void Undo(const std::string& worker);
+  void OnOrder(OperatorHandle handle, const OrderUpdate& update);
   void OnEvent(ClientHandle handle, const ClientEvent& event);
   void OnEnd(Client& c);
   void Violation(const std::string& what);
@@ -90,6 +96,12 @@ class Scenario {
   std::unique_ptr<SimCluster> cluster_;
   TurnOracles oracles_;
   std::map<ClientHandle, Client> clients_;
+  struct Waiting {
+    std::string undo;  // the worker, for an undo
+    bool drain = false;
+  };
+  std::map<OperatorHandle, Waiting> waiting_;  // orders that have not ended
+  uint64_t next_order_ = 1;
   std::vector<std::vector<int64_t>> prefixes_;
   uint32_t submitted_ = 0;
   ScenarioCounts counts_;

@@ -73,6 +73,7 @@ class FrontBench {
     out.Clear();
     front.Handle(std::move(input), now, &out);
     for (auto& [client, event] : out.to_clients) told.emplace_back(client, event);
+    for (auto& [handle, update] : out.to_operators) orders[handle].push_back(update);
   }
   // Time passes, and every timer on the way fires at its time.
   void Pass(Duration d) {
@@ -118,10 +119,47 @@ class FrontBench {
     WorkerBatch b;
     b.events = std::move(events);
     b.heartbeat.roles = roles_.at(link);
+    b.heartbeat.order = confirmed_[link];
+    b.heartbeat.draining = draining_[link];
     b.heartbeat.free_blocks = {64};
     b.heartbeat.steps = ++steps_;
     b.heartbeat.once_hit_in_step = in_step[link];
     return b;
+  }
+
+  // The worker carries out the orders of the last Do, and says so with its next heartbeats.
+  void Obey() {
+    for (const auto& [link, command] : out.to_workers) {
+      if (const auto* drain = std::get_if<DrainCommand>(&command)) {
+        confirmed_[link] = drain->order;
+        draining_[link] = !drain->undo;
+      } else if (const auto* role = std::get_if<SetRoleCommand>(&command)) {
+        confirmed_[link] = role->order;
+        roles_[link] = role->roles;
+      }
+    }
+  }
+  void Beat(LinkId link, bool idle, uint32_t running) {
+    WorkerBatch batch = BatchOf(link, {});
+    batch.heartbeat.idle = idle;
+    batch.heartbeat.running = running;
+    Do(FromWorker{link, std::move(batch)});
+  }
+  OperatorHandle Drain(const std::string& worker, bool undo = false, bool force = false,
+                       Duration wait = std::chrono::seconds(60)) {
+    const OperatorHandle handle{next_order_++};
+    Do(DrainOrder{handle, worker, worker.empty(), undo, force, wait});
+    return handle;
+  }
+  OperatorHandle SetRole(const std::string& worker, RoleMask roles, bool force = false) {
+    const OperatorHandle handle{next_order_++};
+    Do(RoleOrder{handle, worker, roles, force, std::chrono::seconds(5)});
+    return handle;
+  }
+  // The order's last update; nothing while it goes on.
+  const OrderUpdate* Ended(OperatorHandle handle) {
+    const auto& updates = orders[handle];
+    return updates.empty() || !updates.back().last ? nullptr : &updates.back();
   }
 
   // Of the last Do: commands of one kind, with their links.
@@ -153,12 +191,16 @@ class FrontBench {
   Front front;
   FrontOutput out;
   std::vector<std::pair<ClientHandle, ClientEvent>> told;
+  std::map<OperatorHandle, std::vector<OrderUpdate>> orders;
   TimePoint now{std::chrono::seconds(1)};
   // What heartbeats say of launched steps: the child whose token came last, or what a test wants.
   std::map<LinkId, std::vector<ChildId>> in_step;
 
  private:
   std::map<LinkId, RoleMask> roles_;
+  std::map<LinkId, uint64_t> confirmed_;
+  std::map<LinkId, bool> draining_;
+  uint64_t next_order_ = 1;
   uint64_t next_link_ = 1;
   uint64_t next_client_ = 1;
   uint64_t steps_ = 0;

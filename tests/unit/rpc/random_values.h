@@ -72,8 +72,7 @@ BATON_FIELDS(ReceiptEvent, x.child, x.epoch, x.receipt)
 BATON_FIELDS(Quarantine, x.writer, x.pid, x.blocks, x.age, x.stuck)
 BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.idle, x.roles, x.order, x.waiting, x.running,
              x.queued_tokens, x.context_tokens, x.queued_work, x.free_blocks, x.quarantined_blocks, x.quarantines,
-             x.once_hit_in_step,
-             x.cost)
+             x.once_hit_in_step, x.cost)
 BATON_FIELDS(CacheEvents, x.sequence, x.snapshot, x.stored, x.removed)
 BATON_FIELDS(Metric, x.name, x.value)
 BATON_FIELDS(BlockReport, x.free, x.owned, x.cached, x.quarantined)
