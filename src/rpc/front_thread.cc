@@ -9,12 +9,6 @@ namespace baton {
 
 namespace {
 constexpr Duration kLongestWait = std::chrono::hours(1);
-
-// Some worker of the snapshot would take a request: somebody decodes, and is not leaving.
-bool CouldServe(const ClusterSnapshot& cluster) {
-  return !cluster.draining && std::any_of(cluster.workers.begin(), cluster.workers.end(),
-                                          [](const auto& worker) { return worker.roles.decode && !worker.draining; });
-}
 }  // namespace
 
 FrontThread::FrontThread(Options options, const Tokenizer* tokenizer, const ChatTemplate* chat, const Clock* clock)
@@ -68,6 +62,23 @@ void FrontThread::RemoveWorker(LinkId link, Status why) {
   (void)PushControl(FrontInput(WorkerDown{link, std::move(why)}));
 }
 
+template <typename T>
+OperatorHandle FrontThread::PushOrder(T order, std::shared_ptr<OperatorSink> sink) {
+  const OperatorHandle handle{next_operator_.fetch_add(1)};
+  order.handle = handle;
+  return PushControl(Ordered{handle, std::move(order), std::move(sink)}) ? handle : OperatorHandle{0};
+}
+
+OperatorHandle FrontThread::Order(DrainOrder order, std::shared_ptr<OperatorSink> sink) {
+  return PushOrder(std::move(order), std::move(sink));
+}
+
+OperatorHandle FrontThread::Order(RoleOrder order, std::shared_ptr<OperatorSink> sink) {
+  return PushOrder(std::move(order), std::move(sink));
+}
+
+void FrontThread::Gone(OperatorHandle handle) { (void)PushControl(FrontInput(OperatorGone{handle})); }
+
 void FrontThread::BeginDrain() { (void)PushControl(FrontInput(FrontDrain{})); }
 
 bool FrontThread::Query(std::function<void(const Front&, TimePoint)> query) {
@@ -105,7 +116,13 @@ void FrontThread::Run() {
     if (auto* cancelled = std::get_if<Cancelled>(&item)) cancelled->done(false);
     if (auto* asked = std::get_if<Asked>(&item)) asked->query(front_, now_);
     if (auto* joined = std::get_if<Joined>(&item)) joined->sink->Close(UnavailableError("the router is shutting down"));
+    if (auto* ordered = std::get_if<Ordered>(&item)) operators_[ordered->handle] = std::move(ordered->sink);
   }
+  OrderUpdate stopped;
+  stopped.last = true;
+  stopped.status = UnavailableError("the router is shutting down");
+  for (auto& [handle, sink] : operators_) sink->OnUpdate(stopped);
+  operators_.clear();
   for (auto& [client, sink] : clients_) {
     sink->OnEvent(Failed{UnavailableError("the router is shutting down; try another one"), "SHUTTING_DOWN", "", {}});
   }
@@ -134,10 +151,15 @@ void FrontThread::Handle(Item item) {
     front_.Handle(WorkerUp{joined->link, std::move(joined->hello)}, now_, &output_);
   } else if (auto* asked = std::get_if<Asked>(&item)) {
     asked->query(front_, now_);
+  } else if (auto* ordered = std::get_if<Ordered>(&item)) {
+    operators_[ordered->handle] = std::move(ordered->sink);
+    serving_checked_ = {};
+    front_.Handle(std::move(ordered->order), now_, &output_);
   } else {
     auto& input = std::get<FrontInput>(item);
     if (auto* gone = std::get_if<ClientGone>(&input)) clients_.erase(gone->client);
     if (auto* down = std::get_if<WorkerDown>(&input)) workers_.erase(down->link);
+    if (auto* waiter = std::get_if<OperatorGone>(&input)) operators_.erase(waiter->handle);
     if (!std::holds_alternative<FromWorker>(input)) serving_checked_ = {};
     front_.Handle(std::move(input), now_, &output_);
   }
@@ -150,6 +172,12 @@ void FrontThread::DeliverOutput() {
     const bool last = std::holds_alternative<Done>(event) || std::holds_alternative<Failed>(event);
     sink->second->OnEvent(std::move(event));
     if (last) clients_.erase(sink);
+  }
+  for (const auto& [handle, update] : output_.to_operators) {
+    const auto sink = operators_.find(handle);
+    if (sink == operators_.end()) continue;
+    sink->second->OnUpdate(update);
+    if (update.last) operators_.erase(sink);
   }
   for (const auto& [link, command] : output_.to_workers) {
     const auto sink = workers_.find(link);
@@ -171,7 +199,7 @@ void FrontThread::UpdateServing() {
   if (workers_.empty() && !serving_.load(std::memory_order_relaxed)) return;
   if (serving_checked_ != TimePoint{} && now_ < serving_checked_ + std::chrono::milliseconds(50)) return;
   serving_checked_ = now_;
-  const bool serving = CouldServe(front_.Snapshot(now_));
+  const bool serving = front_.CouldServe();
   if (serving == serving_.exchange(serving)) return;
   if (options_.on_serving) options_.on_serving(serving);
 }

@@ -36,6 +36,12 @@ class WorkerSink {
   virtual void Close(const Status& why) = 0;  // after what was sent is written
 };
 
+class OperatorSink {
+ public:
+  virtual ~OperatorSink() = default;
+  virtual void OnUpdate(const OrderUpdate& update) = 0;  // until the last
+};
+
 class FrontThread {
  public:
   struct Options {
@@ -63,6 +69,11 @@ class FrontThread {
   bool FromWorkerLink(LinkId link, WorkerBatch batch);
   void RemoveWorker(LinkId link, Status why);
 
+  // An order of an operator; its handle is given here. Handle 0: full or stopped, and the sink hears nothing.
+  OperatorHandle Order(DrainOrder order, std::shared_ptr<OperatorSink> sink);
+  OperatorHandle Order(RoleOrder order, std::shared_ptr<OperatorSink> sink);
+  void Gone(OperatorHandle handle);  // nobody waits for it; the order stands
+
   void BeginDrain();
   // Runs `query` on the front thread. False: full or stopped, it never runs.
   bool Query(std::function<void(const Front&, TimePoint)> query);
@@ -89,7 +100,12 @@ class FrontThread {
   struct Asked {
     std::function<void(const Front&, TimePoint)> query;
   };
-  using Item = std::variant<Submitted, Cancelled, Joined, Asked, FrontInput>;
+  struct Ordered {
+    OperatorHandle handle{};
+    FrontInput order;
+    std::shared_ptr<OperatorSink> sink;
+  };
+  using Item = std::variant<Submitted, Cancelled, Joined, Asked, Ordered, FrontInput>;
 
   void Run();
   void Handle(Item item);
@@ -97,18 +113,22 @@ class FrontThread {
   void UpdateServing();
   Duration TimeToWait() const;
   bool PushControl(Item item);
+  template <typename T>
+  OperatorHandle PushOrder(T order, std::shared_ptr<OperatorSink> sink);
 
   const Options options_;
   const Clock* const clock_;
   Front front_;  // front thread
   Mailbox<Item> mailbox_;
-  std::map<ClientHandle, std::shared_ptr<ClientSink>> clients_;  // front thread
-  std::map<LinkId, std::shared_ptr<WorkerSink>> workers_;        // front thread
-  FrontOutput output_;                                           // front thread, reused
-  TimePoint now_{};                                              // front thread
-  TimePoint serving_checked_{};                                  // front thread; zero: look again now
+  std::map<ClientHandle, std::shared_ptr<ClientSink>> clients_;        // front thread
+  std::map<LinkId, std::shared_ptr<WorkerSink>> workers_;              // front thread
+  std::map<OperatorHandle, std::shared_ptr<OperatorSink>> operators_;  // front thread
+  FrontOutput output_;                                                 // front thread, reused
+  TimePoint now_{};                                                    // front thread
+  TimePoint serving_checked_{};                                        // front thread; zero: look again now
   std::atomic<uint64_t> next_client_{1};
   std::atomic<uint64_t> next_link_{1};
+  std::atomic<uint64_t> next_operator_{1};
   std::atomic<uint32_t> live_{0};
   std::atomic<bool> serving_{false};
   std::atomic<bool> stop_{false};

@@ -122,6 +122,72 @@ class Client final : public InferenceClient {
     return FromWire(response);
   }
 
+  Status WatchCluster(Duration interval, const std::function<bool(const ClusterDescription&)>& on_snapshot) override {
+    v1::WatchClusterRequest wire;
+    wire.set_interval_ms(static_cast<uint32_t>(interval / std::chrono::milliseconds(1)));
+    Call call(this, std::nullopt);
+    const auto stream = cluster_->WatchCluster(&call.context, wire);
+    v1::ClusterSnapshot snapshot;
+    bool enough = false;
+    while (!enough && stream->Read(&snapshot)) enough = !on_snapshot(FromWire(snapshot));
+    if (enough) call.context.TryCancel();
+    const Status status = FromGrpc(stream->Finish());
+    return enough ? OkStatus() : status;
+  }
+
+  StatusOr<OrderUpdate> Drain(const DrainOrder& order,
+                              const std::function<void(const OrderUpdate&)>& on_progress) override {
+    v1::DrainRequest wire;
+    wire.set_worker(order.worker);
+    wire.set_router(order.router);
+    wire.set_undo(order.undo);
+    wire.set_force(order.force);
+    wire.set_wait_ms(static_cast<uint64_t>(order.wait / std::chrono::milliseconds(1)));
+    Call call(this, order.wait + kUnaryDeadline);
+    const auto stream = cluster_->Drain(&call.context, wire);
+    v1::DrainProgress progress;
+    OrderUpdate last;
+    while (stream->Read(&progress)) {
+      last.last = progress.last();
+      last.empty = progress.empty();
+      last.left = progress.left();
+      last.changed = progress.changed();
+      last.draining = progress.draining();
+      last.waiting = progress.waiting();
+      last.running = progress.running();
+      last.requests = progress.requests();
+      last.elapsed = std::chrono::microseconds(progress.elapsed_us());
+      if (on_progress) on_progress(last);
+    }
+    const Status status = FromGrpc(stream->Finish());
+    if (!status.ok()) return status;
+    return last;
+  }
+
+  StatusOr<OrderUpdate> SetRole(const RoleOrder& order) override {
+    v1::SetRoleRequest wire;
+    wire.set_worker(order.worker);
+    wire.set_role(order.roles.prefill && order.roles.decode ? v1::ROLE_UNIFIED
+                  : order.roles.decode                      ? v1::ROLE_DECODE
+                  : order.roles.prefill                     ? v1::ROLE_PREFILL
+                                                            : v1::ROLE_UNSPECIFIED);
+    wire.set_force(order.force);
+    wire.set_wait_ms(static_cast<uint64_t>(order.wait / std::chrono::milliseconds(1)));
+    v1::SetRoleResponse response;
+    Call call(this, order.wait + kUnaryDeadline);
+    const Status status = FromGrpc(cluster_->SetRole(&call.context, wire, &response));
+    if (!status.ok()) return status;
+    OrderUpdate out;
+    out.last = true;
+    out.changed = response.changed();
+    out.roles = {response.role() != v1::ROLE_DECODE, response.role() != v1::ROLE_PREFILL};
+    out.waiting = response.waiting();
+    out.running = response.running();
+    out.requests = response.requests();
+    out.elapsed = std::chrono::microseconds(response.elapsed_us());
+    return out;
+  }
+
  private:
   static constexpr Duration kUnaryDeadline = std::chrono::seconds(30);
 
@@ -170,6 +236,11 @@ class GoneClient final : public InferenceClient {
   StatusOr<std::vector<ModelDescription>> ListModels() override { return Gone(); }
   StatusOr<ModelDescription> GetModel(const std::string&) override { return Gone(); }
   StatusOr<ClusterDescription> GetCluster() override { return Gone(); }
+  Status WatchCluster(Duration, const std::function<bool(const ClusterDescription&)>&) override { return Gone(); }
+  StatusOr<OrderUpdate> Drain(const DrainOrder&, const std::function<void(const OrderUpdate&)>&) override {
+    return Gone();
+  }
+  StatusOr<OrderUpdate> SetRole(const RoleOrder&) override { return Gone(); }
 
  private:
   static Status Gone() { return UnavailableError("the server of this process has shut down"); }

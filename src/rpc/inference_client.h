@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,17 @@ struct ModelDescription {
   bool has_chat_template = false;
 };
 
+// The path between a worker and a peer.
+struct LaneDescription {
+  std::string peer;
+  uint64_t incarnation = 0;
+  bool incoming = false, up = false;
+  std::string mode;
+  uint32_t hand_offs = 0, quarantined_blocks = 0;
+  Duration oldest_quarantine{};
+  uint64_t bytes = 0;
+  double bytes_per_second = 0;
+};
 // One worker as GetCluster describes it.
 struct WorkerDescription {
   std::string name;
@@ -38,11 +50,21 @@ struct WorkerDescription {
   std::vector<uint32_t> total_blocks, free_blocks, quarantined_blocks;
   uint32_t block_tokens = 0;
   std::vector<Quarantine> quarantines;  // their writers' incarnations without the random part
+  // From its last report; empty until the first.
+  bool confirmed = true;
+  Duration connected_for{}, uptime{};
+  std::string transport;
+  std::vector<BlockReport> blocks;
+  std::map<std::string, uint32_t> tickets, hand_offs;  // by state
+  std::vector<LaneDescription> lanes;
+  std::map<std::string, double> metrics;
+  double prefill_tokens_per_second = 0, decode_step_seconds = 0;
 };
 struct ClusterDescription {
   std::string router, model;
   bool serving = false, draining = false;
   uint32_t live = 0, queued = 0;
+  Duration uptime{};
   std::vector<WorkerDescription> workers;
   std::vector<std::pair<std::string, uint64_t>> counters;
 };
@@ -79,6 +101,12 @@ class InferenceClient {
   virtual StatusOr<std::vector<ModelDescription>> ListModels() = 0;
   virtual StatusOr<ModelDescription> GetModel(const std::string& name) = 0;
   virtual StatusOr<ClusterDescription> GetCluster() = 0;
+  // Until `on_snapshot` says false, or the call breaks. Ok in the first case.
+  virtual Status WatchCluster(Duration interval, const std::function<bool(const ClusterDescription&)>& on_snapshot) = 0;
+  // How it stood at the end. The order's handle is of no use here.
+  virtual StatusOr<OrderUpdate> Drain(const DrainOrder& order,
+                                      const std::function<void(const OrderUpdate&)>& on_progress) = 0;
+  virtual StatusOr<OrderUpdate> SetRole(const RoleOrder& order) = 0;
 };
 
 }  // namespace baton

@@ -146,20 +146,4 @@ grpc::ServerUnaryReactor* InferenceService::GetModel(grpc::CallbackServerContext
   return Answer(context, status);
 }
 
-grpc::ServerUnaryReactor* ClusterService::GetCluster(grpc::CallbackServerContext* /*context*/,
-                                                     const v1::GetClusterRequest* /*request*/,
-                                                     v1::ClusterSnapshot* response) {
-  auto* reactor = new LaterAnswer;
-  FrontThread* const front_thread = front_;
-  const bool asked = front_->Query([reactor, response, front_thread](const Front& front, TimePoint now) {
-    ToWire(front.Snapshot(now), front_thread->serving(), response);
-    reactor->Finish(grpc::Status::OK);
-  });
-  if (!asked) {
-    const Status status = UnavailableError("the router is shutting down or overloaded; try again");
-    reactor->Finish(FailureStatus(Failed{status, "SHUTTING_DOWN", "", {}}));
-  }
-  return reactor;
-}
-
 }  // namespace baton

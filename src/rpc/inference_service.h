@@ -1,4 +1,4 @@
-// baton.v1.Inference and baton.v1.Cluster over a FrontThread: decode, submit, carry events back. Private to rpc.
+// baton.v1.Inference over a FrontThread: decode, submit, carry events back. Private to rpc.
 #pragma once
 
 #include <chrono>
@@ -6,7 +6,6 @@
 #include <string>
 
 #include "baton/tokenizer.h"
-#include "baton/v1/cluster.grpc.pb.h"
 #include "baton/v1/inference.grpc.pb.h"
 #include "rpc/front_thread.h"
 #include "rpc/router_server.h"
@@ -55,16 +54,6 @@ class InferenceService final : public InferenceCallbacks {
 
   const RouterServerOptions options_;
   const std::string served_name_;
-  FrontThread* const front_;
-};
-
-class ClusterService final : public v1::Cluster::CallbackService {
- public:
-  explicit ClusterService(FrontThread* front) : front_(front) {}
-  grpc::ServerUnaryReactor* GetCluster(grpc::CallbackServerContext* context, const v1::GetClusterRequest* request,
-                                       v1::ClusterSnapshot* response) override;
-
- private:
   FrontThread* const front_;
 };
 

@@ -432,6 +432,47 @@ bool MergeDelta(const v1::GenerateEvent& later, v1::GenerateEvent* earlier) {
 
 namespace {
 
+constexpr const char* kTicketStates[] = {"reserved", "receiving", "ready", "running", "quarantined"};
+constexpr const char* kSendStates[] = {"reserving", "held", "pushing", "committing", "stopping"};
+
+template <size_t N>
+void CountsToWire(const std::vector<uint32_t>& counts, const char* const (&names)[N],
+                  google::protobuf::Map<std::string, uint32_t>* out) {
+  for (size_t i = 0; i < std::min(N, counts.size()); ++i) (*out)[names[i]] = counts[i];
+}
+
+void ReportToWire(const WorkerSnapshot& in, v1::WorkerState* out) {
+  const WorkerReport& report = in.report;
+  if (report.blocks.empty()) return;  // none came yet
+  out->set_uptime_us(Micros(report.uptime));
+  out->set_report_age_us(Micros(in.report_age));
+  out->set_transport(report.transport);
+  for (const BlockReport& blocks : report.blocks) {
+    v1::BlockState* to = out->add_blocks();
+    to->set_free(blocks.free);
+    to->set_owned(blocks.owned);
+    to->set_cached(blocks.cached);
+    to->set_quarantined(blocks.quarantined);
+  }
+  CountsToWire(report.tickets, kTicketStates, out->mutable_tickets());
+  CountsToWire(report.sends, kSendStates, out->mutable_hand_offs());
+  for (const PeerReport& peer : report.peers) {
+    v1::Lane* lane = out->add_lanes();
+    lane->set_peer(peer.name);
+    lane->set_incarnation(peer.incarnation);
+    lane->set_incoming(peer.writes_here);
+    lane->set_up(peer.up);
+    lane->set_mode(peer.one_sided ? "one-sided" : "receiver-posted");
+    lane->set_hand_offs(peer.hand_offs);
+    lane->set_quarantined_blocks(peer.quarantined_blocks);
+    lane->set_oldest_quarantine_us(Micros(peer.oldest_quarantine));
+    lane->set_bytes(peer.bytes);
+    const double seconds = Seconds(peer.transfer_time);
+    lane->set_bytes_per_second(seconds > 0 ? static_cast<double>(peer.bytes) / seconds : 0);
+  }
+  for (const Metric& metric : report.metrics) (*out->mutable_metrics())[metric.name] = metric.value;
+}
+
 void WorkerToWire(const WorkerSnapshot& in, v1::WorkerState* out) {
   out->set_name(in.process.name);
   out->set_incarnation(in.process.incarnation.counter);
@@ -465,6 +506,11 @@ void WorkerToWire(const WorkerSnapshot& in, v1::WorkerState* out) {
     to->set_age_us(Micros(q.age));
     to->set_stuck(q.stuck);
   }
+  out->set_confirmed(in.confirmed);
+  out->set_connected_us(Micros(in.connected_for));
+  out->set_prefill_tokens_per_second(in.prefill_tokens_per_second);
+  out->set_decode_step_us(in.decode_step_seconds * 1e6);
+  ReportToWire(in, out);
 }
 
 }  // namespace
@@ -476,6 +522,7 @@ void ToWire(const ClusterSnapshot& in, bool serving, v1::ClusterSnapshot* out) {
   out->set_draining(in.draining);
   out->set_live_requests(in.live);
   out->set_queued_requests(in.queued);
+  out->set_uptime_us(Micros(in.uptime));
   for (const WorkerSnapshot& worker : in.workers) WorkerToWire(worker, out->add_workers());
   std::sort(out->mutable_workers()->pointer_begin(), out->mutable_workers()->pointer_end(),
             [](const v1::WorkerState* a, const v1::WorkerState* b) { return a->name() < b->name(); });
@@ -500,6 +547,17 @@ void ToWire(const ClusterSnapshot& in, bool serving, v1::ClusterSnapshot* out) {
   counters["superseded"] = c.superseded;
 }
 
+void ClearAges(v1::ClusterSnapshot* snapshot) {
+  snapshot->clear_uptime_us();
+  for (v1::WorkerState& worker : *snapshot->mutable_workers()) {
+    worker.clear_heard_ago_us();
+    worker.clear_connected_us();
+    worker.clear_uptime_us();
+    worker.clear_report_age_us();
+    for (v1::Lane& lane : *worker.mutable_lanes()) lane.clear_oldest_quarantine_us();
+  }
+}
+
 ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
   ClusterDescription out;
   out.router = in.router();
@@ -508,6 +566,7 @@ ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
   out.draining = in.draining();
   out.live = in.live_requests();
   out.queued = in.queued_requests();
+  out.uptime = FromMicros(in.uptime_us());
   for (const v1::WorkerState& worker : in.workers()) {
     WorkerDescription& to = out.workers.emplace_back();
     to.name = worker.name();
@@ -527,6 +586,23 @@ ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
       to.quarantines.push_back(
           {{q.writer(), {q.writer_incarnation(), 0}}, q.pid(), q.blocks(), FromMicros(q.age_us()), q.stuck()});
     }
+    to.confirmed = worker.confirmed();
+    to.connected_for = FromMicros(worker.connected_us());
+    to.uptime = FromMicros(worker.uptime_us());
+    to.transport = worker.transport();
+    for (const v1::BlockState& b : worker.blocks()) {
+      to.blocks.push_back({b.free(), b.owned(), b.cached(), b.quarantined()});
+    }
+    to.tickets.insert(worker.tickets().begin(), worker.tickets().end());
+    to.hand_offs.insert(worker.hand_offs().begin(), worker.hand_offs().end());
+    for (const v1::Lane& lane : worker.lanes()) {
+      to.lanes.push_back({lane.peer(), lane.incarnation(), lane.incoming(), lane.up(), lane.mode(), lane.hand_offs(),
+                          lane.quarantined_blocks(), FromMicros(lane.oldest_quarantine_us()), lane.bytes(),
+                          lane.bytes_per_second()});
+    }
+    to.metrics.insert(worker.metrics().begin(), worker.metrics().end());
+    to.prefill_tokens_per_second = worker.prefill_tokens_per_second();
+    to.decode_step_seconds = worker.decode_step_us() * 1e-6;
   }
   const std::map<std::string, uint64_t> counters(in.counters().begin(), in.counters().end());
   out.counters.assign(counters.begin(), counters.end());

@@ -43,6 +43,8 @@ bool MergeDelta(const v1::GenerateEvent& later, v1::GenerateEvent* earlier);
 
 void ToWire(const ClusterSnapshot& in, bool serving, v1::ClusterSnapshot* out);
 ClusterDescription FromWire(const v1::ClusterSnapshot& in);
+// Everything that changes by time alone.
+void ClearAges(v1::ClusterSnapshot* snapshot);
 
 // Trailers are small (a client takes 8 KiB by default), and a message is in them twice, escaped.
 inline constexpr size_t kMaxFailureText = 1024;

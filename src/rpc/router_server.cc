@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "rpc/cluster_service.h"
 #include "rpc/grpc_setup.h"
 #include "rpc/inference_service.h"
 #include "rpc/worker_session.h"
