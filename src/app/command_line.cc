@@ -33,6 +33,9 @@ constexpr CommandSpec kCommands[] = {
     {kPrefill, "prefill", "A worker that reads prompts and hands their KV to decode workers", RunWorker},
     {kDecode, "decode", "A worker that writes answers", RunWorker},
     {kUnified, "unified", "A worker that does both", RunWorker},
+    {kCluster, "cluster", "Show a router's workers: roles, load, blocks, paths between them", RunCluster},
+    {kDrain, "drain", "Give a worker nothing new and wait until it is empty, or admit work again", RunDrain},
+    {kRole, "role", "Change what a running worker does; what it has runs to its end", RunRole},
 };
 
 // Names that users of the design will try; refused by name until they work.

@@ -20,6 +20,11 @@ int RunWorker(const Settings& settings);  // prefill, decode, unified: by settin
 int RunChat(const Settings& settings);
 int RunComplete(const Settings& settings);
 
+// operator_commands.cc
+int RunCluster(const Settings& settings);
+int RunDrain(const Settings& settings);
+int RunRole(const Settings& settings);
+
 // text_commands.cc
 // `text`: without it, standard input.
 int RunTokenize(const std::string& model, const std::optional<std::string>& text, const std::string& batch_file);

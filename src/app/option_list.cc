@@ -127,7 +127,7 @@ constexpr OptionSpec kOptions[] = {
      true},
 
     // Clients.
-    {"server", K::kAddress, kClients, "127.0.0.1:8700", "the router to ask"},
+    {"server", K::kAddress, kAsks, "127.0.0.1:8700", "the router to ask"},
     {"message", K::kText, kChat, "", "one question; without it, lines of standard input"},
     {"system", K::kText, kChat, "", "system message"},
     {"prompt",
@@ -159,6 +159,18 @@ constexpr OptionSpec kOptions[] = {
     {"timeout", K::kDuration, kClients, "10m", "for the whole answer", {}, 0.001, 600},
     {"receipt", K::kFlag, kClients, "false", "say where the time went, on stderr"},
     {"json", K::kFlag, kClients, "false", "the answer as one JSON object, with token ids"},
+
+    // Operators.
+    {"worker", K::kText, kOrders, "", "its name, as `baton cluster` shows it", {}, 0, 0, true},
+    {"role", K::kText, kRole, "", "prefill, decode or unified", {}, 0, 0, true},
+    {"watch", K::kFlag, kCluster, "false", "again whenever something changed, until interrupted"},
+    {"interval", K::kDuration, kCluster, "1s", "least time between two snapshots of --watch", {}, 0.1, 60},
+    {"json", K::kFlag, kCluster, "false", "one JSON object a line, with every metric"},
+    {"wait", K::kDuration, kDrain, "60s", "for what runs to end; the drain stands in any case", {}, 0, 3600},
+    {"wait", K::kDuration, kRole, "5s", "for the worker to confirm", {}, 0, 3600},
+    {"undo", K::kFlag, kDrain, "false", "admit work again"},
+    {"whole-router", K::kFlag, kDrain, "false", "the router itself instead of a worker"},
+    {"force", K::kFlag, kOrders, "false", "although no other worker decodes"},
 };
 // clang-format on
 

@@ -19,11 +19,16 @@ enum CommandBit : uint32_t {
   kUnified = 1u << 4,
   kChat = 1u << 5,
   kComplete = 1u << 6,
+  kCluster = 1u << 7,
+  kDrain = 1u << 8,
+  kRole = 1u << 9,
 };
 inline constexpr uint32_t kWorkers = kPrefill | kDecode | kUnified;
 inline constexpr uint32_t kComputes = kUp | kWorkers;
 inline constexpr uint32_t kServes = kComputes | kRouter;
 inline constexpr uint32_t kClients = kChat | kComplete;
+inline constexpr uint32_t kOrders = kDrain | kRole;
+inline constexpr uint32_t kAsks = kClients | kCluster | kOrders;
 
 // How a value is written. Every kind has one canonical text, which --print-config shows.
 enum class OptionKind : uint8_t {

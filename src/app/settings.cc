@@ -211,6 +211,17 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
                           ": 1 token holds no prompt and answer; 2 is the least, 0 the model's own limit");
     }
   }
+  if (command_ == kDrain && Flag("whole-router") == Given("worker")) {
+    problems->push_back("a WORKER is needed, or --whole-router, and not both; `baton cluster` lists the workers");
+  }
+  if (command_ == kRole) {
+    const std::string& role = Text("role");
+    if (!Given("worker")) problems->push_back("a WORKER is needed; `baton cluster` lists them");
+    if (role != "prefill" && role != "decode" && role != "unified") {
+      problems->push_back((role.empty() ? "a role is needed" : Get("role").where + ": \"" + role + "\" is no role") +
+                          ": prefill, decode or unified");
+    }
+  }
   if (command_ == kComplete && Given("prompt") && Given("ids")) {
     problems->push_back(Get("ids").where + ": ids or a text (" + Get("prompt").where + "), not both");
   }
