@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "engine_bench.h"
 
 namespace baton {
@@ -465,6 +467,190 @@ TEST(EngineCore, WhatAClientOrAPeerSendsIsCheckedAgainstTheVocabulary) {
   EXPECT_TRUE(b.runner.launched.empty());
   EXPECT_TRUE(b.core->idle());
   EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+// ---- what users of other servers saw (tests/field_failures.md) ---------------------------------------
+
+// FF-007: an answer, a notice or a completion of something that is over, late or doubled, is nobody's fault and
+// nobody's trouble: it is ignored, and the neighbour's answer goes on.
+TEST(EngineCore, FF007_LateAndDoubledEventsOfWhatIsOverAreIgnoredOnTheReader) {
+  for (const bool commit_first : {false, true}) {
+    EngineBench b({false, true});
+    b.Greet();
+    b.FromWriter(b.ReserveFor(b.Make(1, 48, 20), 1));
+    const Grant grant = b.Last<Grant>();
+    b.FromWriter(b.ReserveFor(b.Make(2, 48, 20), 1));
+    const Grant other = b.Last<Grant>();
+    b.Fill(other, 9);
+    const ChunkGrid grid(b.layout, {3});
+    Commit commit;
+    commit.child = grant.child;
+    commit.epoch = 1;
+    commit.ticket = grant.ticket;
+    commit.progress = EngineBench::Fresh();
+    commit.progress.tokens = {{9, 0, {}}};
+    commit.token_count = 48;
+    const auto chunks = [&](uint64_t shift) {
+      for (ChunkIndex i = 0; i < grid.size(); ++i) {
+        b.transport.events.push_back(ChunkArrived{b.writer, grant.ticket, i, 1, 50 + i + shift});
+      }
+    };
+    for (ChunkIndex i = 0; i < grid.size(); ++i) commit.digests.push_back({i, 50 + i});
+    if (commit_first) b.FromWriter(commit);
+    chunks(0);
+    b.Turn();
+    if (!commit_first) b.FromWriter(commit);
+    EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+    const auto twice = [&] {
+      chunks(0);
+      chunks(7);  // of bytes that are not there any more
+      b.transport.events.push_back(Quiet{grant.ticket});
+      b.transport.events.push_back(Quiet{{grant.ticket.reader, 17, 99}});
+      b.transport.events.push_back(ChunkArrived{b.writer, {grant.ticket.reader, 17, 99}, 5, 1, 1});
+      b.Turn();
+      b.FromWriter(commit);
+      EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck) << "the recorded answer";
+      b.FromWriter(Drained{grant.ticket, false});
+    };
+    twice();
+    b.Finish(10);
+    twice();
+    b.Front(CancelCommand{grant.child, 1});
+    while (!b.runner.launched.empty()) b.Finish(10);
+    twice();
+    EXPECT_EQ(b.Told<TokenEvent>().back().child, other.child);
+    EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+    EXPECT_TRUE(b.core->idle());
+    EXPECT_EQ(b.free_blocks(), 16u);
+  }
+}
+
+TEST(EngineCore, FF007_LateAndDoubledEventsOfWhatIsOverAreIgnoredOnTheWriter) {
+  for (const bool cancelled : {false, true}) {
+    EngineBench b({true, false});
+    b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+    b.AnswerDial();
+    const Grant grant = b.GrantFor(b.Last<Reserve>(), 0);
+    b.FromReader(grant);
+    b.Finish(9);
+    if (cancelled) b.Front(CancelCommand{grant.child, 1});
+    const CommitAnswer ack{grant.child, 1, grant.ticket, 1, CommitVerdict::kAck, {}};
+    const auto all = [&] {
+      b.transport.QuiesceAll();
+      b.transport.events.push_back(Quiesced{OpId{4711}, OkStatus(), 1});
+      b.Turn();
+      b.FromReader(ack);
+      b.FromReader(grant);
+      b.FromReader(AbortTicket{grant.ticket});
+    };
+    for (int i = 0; i < 3; ++i) all();
+    EXPECT_EQ(b.Told<HandedOff>().size(), cancelled ? 0u : 1u);
+    EXPECT_TRUE(b.core->idle());
+    EXPECT_EQ(b.free_blocks(), 16u);
+    b.Front(PrefillCommand{b.Make(2, 20, 1), EngineBench::Fresh(), 1, b.reader});
+    b.Finish(9);
+    EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+  }
+}
+
+// FF-026: a reader whose clock is an hour, or a century, ahead of its writer's gives a request the time that is left,
+// and no lease ends early: only durations travel.
+TEST(EngineCore, FF026_AnotherMachinesClockDoesNotMatter) {
+  for (const Duration ahead : {Duration(0), Duration(std::chrono::hours(1)), Duration(std::chrono::hours(24 * 36525))}) {
+    EngineBench b({false, true});
+    b.now += ahead;
+    b.Turn();
+    b.Greet();
+    Reserve reserve = b.ReserveFor(b.Make(1, 48, 100), 1);
+    reserve.progress.deadline_remaining = milliseconds(900);
+    b.FromWriter(reserve);
+    ASSERT_EQ(b.Sent<Grant>().size(), 1u);
+    b.now += milliseconds(400);
+    b.Turn();
+    EXPECT_TRUE(b.Sent<AbortTicket>().empty());
+    const ChunkGrid grid(b.layout, {3});
+    Commit commit;
+    commit.child = b.Last<Grant>().child;
+    commit.epoch = 1;
+    commit.ticket = b.Last<Grant>().ticket;
+    commit.progress = EngineBench::Fresh(milliseconds(500));
+    commit.progress.tokens = {{9, 0, {}}};
+    commit.token_count = 48;
+    for (ChunkIndex i = 0; i < grid.size(); ++i) {
+      b.transport.events.push_back(ChunkArrived{b.writer, commit.ticket, i, 1, 50 + i});
+      commit.digests.push_back({i, 50 + i});
+    }
+    b.Turn();
+    b.FromWriter(commit);
+    EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+    b.now += milliseconds(499);
+    b.Turn();
+    EXPECT_TRUE(b.Told<ChildFailed>().empty());
+    b.now += milliseconds(1);
+    b.Turn();
+    ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+    EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kDeadlineExceeded);
+  }
+}
+
+// FF-041: what would make every answer wrong is refused before a byte moves, in words that name both sides.
+TEST(EngineCore, FF041_AWriterThatDoesNotFitIsRefusedAtHello) {
+  const std::vector<std::pair<std::string, std::function<void(PairHello*)>>> cases = {
+      {"weights differ", [](PairHello* h) { h->model.weights = {9, 9}; }},
+      {"numeric identities differ", [](PairHello* h) { h->numeric = {9, 9}; }},
+      {"this worker speaks 1", [](PairHello* h) { h->protocol = 2; }},
+      {"another incarnation", [](PairHello* h) { h->reader.incarnation.counter += 1; }},
+  };
+  for (const auto& [words, change] : cases) {
+    EngineBench b({false, true});
+    b.Do(LinkUp{EngineBench::kWriterLink, LinkKind::kPairReader});
+    PairHello hello;
+    hello.writer = b.writer;
+    hello.reader = b.options.self.process;
+    hello.session = 1;
+    hello.model = b.options.model;
+    hello.layout = b.layout;
+    change(&hello);
+    b.FromWriter(hello);
+    ASSERT_EQ(b.Sent<PairHelloAnswer>().size(), 1u) << words;
+    const Status status = b.Sent<PairHelloAnswer>()[0].status;
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+    b.FromWriter(b.ReserveFor(b.Make(1, 48, 8), 1));
+    EXPECT_TRUE(b.Sent<Grant>().empty()) << words;
+    EXPECT_TRUE(b.core->idle());
+  }
+}
+
+// FF-048: an end token as the first token ends nothing when it is ignored, on P as on D.
+TEST(EngineCore, FF048_AnIgnoredEndTokenAsTheFirstTokenIsHandedOff) {
+  for (const bool ignored : {false, true}) {
+    EngineBench b({true, false});
+    Request r = *b.Make(1, 48, 8);
+    r.stop.eos_token_ids = {9};
+    r.stop.ignore_eos = ignored;
+    b.Front(PrefillCommand{std::make_shared<const Request>(r), EngineBench::Fresh(), 1, b.reader});
+    b.AnswerDial();
+    b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+    b.Finish(9);
+    b.transport.QuiesceAll();
+    b.Turn();
+    ASSERT_EQ(b.Told<TokenEvent>().size(), 1u);
+    EXPECT_EQ(b.Told<TokenEvent>()[0].finish, ignored ? FinishReason::kNone : FinishReason::kStop);
+    EXPECT_EQ(b.Sent<Commit>().size(), ignored ? 1u : 0u);
+  }
+}
+
+// FF-050: a prompt that is too long for P alone is refused by P before D hears of it.
+TEST(EngineCore, FF050_APromptBeyondPrefillsLimitNeverReachesDecode) {
+  EngineBench b({true, false}, /*pool_blocks=*/16);
+  for (const uint32_t tokens : {401u, 300u}) {  // the context; the pool of 256 tokens
+    b.Front(PrefillCommand{b.Make(tokens, tokens, 8), EngineBench::Fresh(), 1, b.reader});
+    EXPECT_EQ(b.Told<ChildFailed>().back().why.code(), Code::kInvalidArgument);
+  }
+  EXPECT_EQ(b.Told<ChildFailed>().size(), 2u);
+  EXPECT_TRUE(b.dials.empty());
+  EXPECT_TRUE(b.runner.launched.empty());
 }
 
 }  // namespace

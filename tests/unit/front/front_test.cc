@@ -1010,5 +1010,60 @@ TEST(Front, AFullWorkerIsTriedAgainLaterAtNoCost) {
   EXPECT_TRUE(b.Told<Failed>(client).empty());
 }
 
+// ---- what users of other servers saw (tests/field_failures.md) ---------------------------------------
+
+// FF-044: the first token, which P computed, completes a stop string: it stops at once, is counted once, keeps its
+// logprob, and nothing of the stop is shown.
+TEST(Front, FF044_TheFirstTokenIsHeldToTheStopStringsAndCountedOnce) {
+  Pair b;
+  ClientRequest r;
+  r.prompt = TextPrompt{kLong};
+  r.max_tokens = 20;
+  r.stop = {"x"};
+  r.logprobs = 1;
+  const ClientHandle client = b.Submit(r);
+  const ChildId child = b.front.ChildOf(client);
+  b.Say(b.p, TokenEvent{child, 1, 0, {'x', -0.5f, {{'x', -0.5f}}}, FinishReason::kNone});
+  EXPECT_EQ(b.Sent<CancelCommand>().size(), 2u) << "D is told too";
+  b.Say(b.d, TokenEvent{child, 1, 0, {'x', -0.5f, {{'x', -0.5f}}}, FinishReason::kNone});
+  b.Pass(seconds(1));
+  EXPECT_EQ(b.TextOf(client), "");
+  ASSERT_EQ(b.Told<Finished>(client).size(), 1u);
+  EXPECT_EQ(b.Told<Finished>(client)[0].matched_stop, "x");
+  ASSERT_EQ(b.Told<Done>(client).size(), 1u);
+  EXPECT_EQ(b.Told<Done>(client)[0].usage.completion_tokens, 1u);
+  std::vector<OutputToken> logprobs;
+  for (const Delta& d : b.Told<Delta>(client)) logprobs.insert(logprobs.end(), d.logprobs.begin(), d.logprobs.end());
+  ASSERT_EQ(logprobs.size(), 1u);
+  EXPECT_EQ(logprobs[0].logprob, -0.5f);
+}
+
+// FF-049: the true context, the true prompt and what was asked for.
+TEST(Front, FF049_ARequestBeyondTheContextIsToldAllThreeNumbers) {
+  FrontBench b;
+  b.Up("w", true, true);
+  const Failed failed = OnlyFailure(b, b.Submit("8 tokens", 1021));
+  EXPECT_EQ(failed.status.code(), Code::kInvalidArgument);
+  for (const char* part : {"1024", "8", "1021"}) EXPECT_THAT(failed.status.message(), HasSubstr(part));
+  EXPECT_TRUE(b.Told<Failed>(b.Submit("8 tokens", 1016)).empty());
+}
+
+// FF-051: one token short of the context there is room for one; at it and beyond there is none, and nobody else minds.
+TEST(Front, FF051_APromptAtTheEdgeOfTheContextGetsOneTokenOrAClearNo) {
+  FrontBench b;
+  const LinkId w = b.Up("w", true, true);
+  ClientRequest r;
+  r.prompt = TextPrompt{std::string(1023, 'x')};
+  const ClientHandle edge = b.Submit(r);
+  ASSERT_EQ(b.Sent<DecodeCommand>().size(), 1u);
+  EXPECT_EQ(b.Sent<DecodeCommand>()[0].second.request->stop.max_tokens, 1u);
+  for (const size_t n : {1024, 1025}) {
+    r.prompt = TextPrompt{std::string(n, 'x')};
+    EXPECT_THAT(OnlyFailure(b, b.Submit(r)).status.message(), HasSubstr(std::to_string(n)));
+  }
+  b.Token(w, b.front.ChildOf(edge), 1, 0, 'a', FinishReason::kLength);
+  EXPECT_EQ(b.Told<Done>(edge).size(), 1u);
+}
+
 }  // namespace
 }  // namespace baton

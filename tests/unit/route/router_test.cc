@@ -546,5 +546,102 @@ TEST(HolderIndex, RepeatedStoresAndRemovesKeepOnlyWhatIsHeld) {
   EXPECT_EQ(index.num_pages(), 0u);
 }
 
+// ---- what users of other servers saw (tests/field_failures.md) ---------------------------------------
+
+// FF-105: three P, prompts of very unlike length in one burst: what each has to compute differs by no more than the
+// longest prompt.
+TEST(Router, FF105_ABurstOfUnlikePromptsIsSpreadByItsWork) {
+  Cluster c;
+  std::map<WorkerId, uint64_t> work;
+  for (int i = 0; i < 3; ++i) {
+    WorkerHello h = HelloOf("p" + std::to_string(i), true, false);
+    h.submit_credits = 1000;
+    work[c.Add(h, Idle(h))] = 0;
+  }
+  WorkerHello d = HelloOf("d", false, true);
+  d.num_blocks = {1000000};
+  c.Add(d, Idle(d));
+  Rng rng(4);
+  for (uint64_t i = 1; i <= 200; ++i) {
+    PlaceQuery q = QueryOf(rng.Chance(0.2) ? 4000 : 100 + static_cast<uint32_t>(rng.Below(100)));
+    q.hint = PlacementHint::kDisaggregated;
+    const auto placed = c.Place(q);
+    ASSERT_TRUE(placed);
+    c.router.Dispatched({1, i, 0}, 1, *placed, q, kNow);
+    work[placed->prefill] += q.prompt_tokens;
+    const auto [least, most] = std::minmax_element(work.begin(), work.end(),
+                                                   [](const auto& a, const auto& b) { return a.second < b.second; });
+    ASSERT_LE(most->second - least->second, 4100u) << "after " << i;
+  }
+}
+
+// FF-106: answers of one token, whose load no reply reports in time: half and half.
+TEST(Router, FF106_PromptsWithoutAnAnswerToSpeakOfAreSpreadAsWell) {
+  Cluster c;
+  std::map<WorkerId, int> load;
+  for (const char* name : {"p0", "p1"}) {
+    WorkerHello h = HelloOf(name, true, false);
+    h.submit_credits = 1000;
+    c.Add(h, Idle(h));
+  }
+  c.Add("d", false, true);
+  for (uint64_t i = 1; i <= 100; ++i) {
+    PlaceQuery q = QueryOf(2000, 1);
+    q.hint = PlacementHint::kDisaggregated;
+    const auto placed = c.Place(q);
+    ASSERT_TRUE(placed);
+    c.router.Dispatched({1, i, 0}, 1, *placed, q, kNow);
+    ++load[placed->prefill];
+  }
+  for (const auto& [id, n] : load) EXPECT_EQ(n, 50);
+}
+
+// FF-107: the worker with the emptiest cache drowns; a prompt that nobody has cached goes elsewhere.
+TEST(Router, FF107_AnEmptyCacheIsNoReasonToQueueBehindADrowningWorker) {
+  Cluster c;
+  c.Add("p0", true, false, seconds(8));
+  const WorkerId full = c.Add("p1", true, false, milliseconds(100));
+  c.Add("d", false, true);
+  ASSERT_TRUE(c.router.OnCacheEvents(full, {.sequence = 1, .snapshot = true, .stored = Chain(5, 500), .removed = {}}));
+  const std::map<Hash128, std::vector<Hash128>> pages = {{kNumeric, Chain(6, 60)}};
+  PlaceQuery q = QueryOf(1000);
+  q.pages = &pages;
+  q.hint = PlacementHint::kDisaggregated;
+  EXPECT_EQ(c.Place(q)->prefill, full);
+}
+
+// FF-108: a hot prefix whose holder is busy does not take the affinity of another prefix with it, and what a worker
+// holds is matched in pages, whatever the size of its blocks.
+TEST(Router, FF108_OneHotPrefixDoesNotSwitchAffinityOffForOthers) {
+  for (const uint32_t block_tokens : {16u, 32u, 64u}) {
+    Cluster c;
+    std::vector<WorkerId> p;
+    for (const Duration queued : {Duration(seconds(5)), Duration(milliseconds(20)), Duration(0)}) {
+      WorkerHello h = HelloOf("p" + std::to_string(p.size()), true, false);
+      h.layout.block_tokens = block_tokens;
+      Heartbeat b = Idle(h);
+      b.queued_work = queued;
+      p.push_back(c.Add(h, b));
+    }
+    WorkerHello d = HelloOf("d", false, true);
+    d.layout.block_tokens = block_tokens;
+    c.Add(d, Idle(d));
+    for (const size_t w : {0, 1}) {
+      const CacheEvents held{.sequence = 1, .snapshot = true, .stored = Chain(w, 60), .removed = {}};
+      ASSERT_TRUE(c.router.OnCacheEvents(p[w], held));
+    }
+    const auto place = [&](uint64_t prefix) {
+      const std::map<Hash128, std::vector<Hash128>> pages = {{kNumeric, Chain(prefix, 62)}};
+      PlaceQuery q = QueryOf(1000);
+      q.pages = &pages;
+      q.hint = PlacementHint::kDisaggregated;
+      return *c.Place(q);
+    };
+    EXPECT_EQ(place(0).prefill, p[2]) << "the hot one's holder is busy";
+    EXPECT_EQ(place(1).prefill, p[1]);
+    EXPECT_EQ(place(1).cached_tokens, 960u);
+  }
+}
+
 }  // namespace
 }  // namespace baton
