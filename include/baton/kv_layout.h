@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "baton/ids.h"
+#include "baton/status.h"
 #include "baton/tensor.h"
 
 namespace baton {
@@ -44,6 +45,31 @@ struct KvLayout {
   size_t BytesPerToken() const;  // over all groups
   std::string Describe() const;  // for logs and refusals
   friend bool operator==(const KvLayout&, const KvLayout&) = default;
+};
+
+// Whether KV that lies as `from` says can be made into what `to` says: equal, or a converter exists.
+// FAILED_PRECONDITION that names both otherwise. Needs equal shapes (groups, layers, heads, dims) and tile forms;
+// block sizes are free. Symmetric and transitive.
+Status CanConvert(const KvLayout& from, const KvLayout& to);
+
+// Staging: a reader whose layout is unlike the writer's takes the writer's bytes into spare blocks of its own, tile by
+// tile in the writer's order (block, head, layer, K | V), as many whole tiles to a block as fit.
+class StagingMap {
+ public:
+  // staging_block_bytes: of one of the reader's blocks.
+  StagingMap(const KvLayout& writer, uint32_t group, uint64_t staging_block_bytes);
+  bool fits() const { return tiles_per_block_ > 0; }  // a tile of the writer fits into a block
+  uint32_t BlocksFor(uint32_t writer_blocks) const;
+  struct Place {
+    uint32_t block = 0;  // among the staging blocks
+    uint64_t offset = 0;
+    uint64_t room = 0;  // bytes from there on that hold tiles
+  };
+  // `offset`: of a tile, in the writer's block number `block` of those that move.
+  Place At(uint32_t block, uint64_t offset) const;
+
+ private:
+  uint64_t tile_bytes_, tiles_per_writer_block_, tiles_per_block_;
 };
 
 // How many blocks each group has, and where its pool begins inside the worker's one allocation.

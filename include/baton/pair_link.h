@@ -72,6 +72,10 @@ struct Grant {
   uint32_t hit_tokens = 0;                   // whole blocks that the reader holds already
   std::vector<std::vector<BlockId>> blocks;  // [group]: the new ones, in order
   std::vector<std::vector<uint64_t>> base;   // [group]: their byte offsets in the reader's pool
+  // Layouts are unlike: `blocks` are staging (StagingMap), of so many bytes each [group]. Empty: they take the
+  // writer's blocks one for one.
+  std::vector<uint64_t> staging_block_bytes;
+  bool staged() const { return !staging_block_bytes.empty(); }
 };
 struct Busy {
   ChildId child;

@@ -64,6 +64,45 @@ std::string KvLayout::Describe() const {
   return out;
 }
 
+Status CanConvert(const KvLayout& from, const KvLayout& to) {
+  if (from == to) return OkStatus();
+  const auto refuse = [&](const std::string& why) {
+    return FailedPreconditionError("KV layouts do not go together, " + why + ": " + from.Describe() + " | " +
+                                   to.Describe());
+  };
+  if (from.tile != to.tile) return refuse("no converter between tile forms");
+  if (from.groups.size() != to.groups.size()) return refuse("unlike numbers of groups");
+  for (size_t g = 0; g < from.groups.size(); ++g) {
+    KvGroup shape = from.groups[g];
+    if (shape.dtype != to.groups[g].dtype) return refuse("no converter between element types");
+    if (!(shape == to.groups[g])) return refuse("unlike layers, heads or dimensions");
+  }
+  for (const KvLayout* layout : {&from, &to}) {
+    if (layout->block_tokens == 0 || layout->block_tokens % kPageTokens != 0) {
+      return refuse("a block is not whole pages of " + std::to_string(kPageTokens) + " tokens");
+    }
+  }
+  return OkStatus();
+}
+
+StagingMap::StagingMap(const KvLayout& writer, uint32_t group, uint64_t staging_block_bytes)
+    : tile_bytes_(writer.TileBytes(group)),
+      tiles_per_writer_block_(writer.BlockBytes(group) / std::max<uint64_t>(1, tile_bytes_)),
+      tiles_per_block_(staging_block_bytes / std::max<uint64_t>(1, tile_bytes_)) {}
+
+uint32_t StagingMap::BlocksFor(uint32_t writer_blocks) const {
+  BATON_CHECK(fits(), "a tile does not fit into a staging block");
+  return static_cast<uint32_t>((writer_blocks * tiles_per_writer_block_ + tiles_per_block_ - 1) / tiles_per_block_);
+}
+
+StagingMap::Place StagingMap::At(uint32_t block, uint64_t offset) const {
+  BATON_CHECK(fits() && offset % tile_bytes_ == 0, "no tile begins there");
+  const uint64_t tile = block * tiles_per_writer_block_ + offset / tile_bytes_;
+  const uint64_t in_block = tile % tiles_per_block_;
+  return {static_cast<uint32_t>(tile / tiles_per_block_), in_block * tile_bytes_,
+          (tiles_per_block_ - in_block) * tile_bytes_};
+}
+
 KvPoolPlan PlanPool(const KvLayout& layout, uint64_t budget_bytes) {
   constexpr uint64_t kAlign = 4096;
   const auto aligned = [](uint64_t n) { return (n + kAlign - 1) / kAlign * kAlign; };

@@ -295,6 +295,8 @@ void EngineCore::PollRunner(TimePoint now, Outbox* out) {
   for (RunnerEvent& event : events) {
     if (const auto* ready = std::get_if<LayersReady>(&event)) {
       OnLayers(*ready, now, out);
+    } else if (const auto* converted = std::get_if<KvConverted>(&event)) {
+      connector_.OnConverted(*converted, now, out);
     } else {
       OnStepDone(std::get<StepResult>(std::move(event)), now, out);
     }
@@ -369,11 +371,12 @@ void EngineCore::OnToken(const NewToken& token, TimePoint now, Outbox* out) {
 
 void EngineCore::HandleFacts(TimePoint now) {
   for (int round = 0; round < 64; ++round) {
-    const ConnectorFacts facts = connector_.TakeFacts();
+    ConnectorFacts facts = connector_.TakeFacts();
     if (facts.ready.empty() && facts.lost.empty() && facts.handed_off.empty() && facts.failed.empty() &&
-        facts.unpinned.empty()) {
+        facts.convert.empty() && facts.unpinned.empty()) {
       return;
     }
+    for (KvConversion& conversion : facts.convert) runner_->Convert(std::move(conversion));
     for (const Commit& commit : facts.ready) OnReady(commit, now);
     for (const auto& [key, sequence] : facts.lost) {
       by_sequence_.erase(sequence);
@@ -464,7 +467,8 @@ void EngineCore::SendReceipt(const ChildId& id, Child* child, const WriterChild*
     if (send->last_quiesced != kNever) r.transfer = send->last_quiesced - send->first_post;
     if (send->finished != kNever) r.exposed = now - send->finished;
     r.transfer_bytes = send->bytes_quiesced;
-    for (const auto& group : send->grant.blocks) r.transfer_blocks += static_cast<uint32_t>(group.size());
+    r.transfer_blocks = static_cast<uint32_t>(send->grant.blocks.size()) *
+                        NumMovingBlocks(options_.layout, send->grant.hit_tokens, send->reserve.num_tokens);
     r.hidden_bytes = send->bytes_hidden;
   }
   Emit(*child, ReceiptEvent{id, child->epoch, r});
@@ -496,6 +500,10 @@ void EngineCore::EndChild(ChildMap::iterator it, TimePoint now, Outbox* out) {
         break;
       }
       connector_.EndTicket(child.ticket, now);
+      if (connector_.IsConverting(child.sequence)) {
+        by_sequence_.erase(child.sequence);
+        break;
+      }
       EndSequence(child.sequence);
       break;
     }

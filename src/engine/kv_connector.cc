@@ -171,9 +171,11 @@ Status KvConnector::CheckPeer(const PairHello& hello) const {
     return FailedPreconditionError("the writer serves " + hello.model.name + ", this worker " + options_.model.name +
                                    ": weights differ");
   }
-  if (!(hello.layout == options_.layout)) {
-    return FailedPreconditionError("KV layouts differ: writer " + hello.layout.Describe() + ", reader " +
-                                   options_.layout.Describe());
+  if (Status s = CanConvert(hello.layout, options_.layout); !s.ok()) return s.Annotate("writer and reader");
+  for (uint32_t g = 0; g < hello.layout.groups.size(); ++g) {
+    if (StagingMap(hello.layout, g, options_.layout.BlockBytes(g)).fits()) continue;
+    return FailedPreconditionError("no room for staging: a tile of the writer (" + hello.layout.Describe() +
+                                   ") is larger than a block of the reader (" + options_.layout.Describe() + ")");
   }
   if (hello.numeric != options_.numeric) {
     return FailedPreconditionError("numeric identities differ: KV format or instruction set of the kernels");
@@ -213,7 +215,7 @@ void KvConnector::OnHello(LinkId link, const PairHello& hello, TimePoint now, Ou
       CloseLink(old, out);
     }
   }
-  accepted_[link] = {hello.writer, hello.session};
+  accepted_[link] = {hello.writer, hello.session, hello.layout};
   accepted_by_writer_[hello.writer] = link;
   ++counters_.sessions;
   if (watches_.find(hello.writer) == watches_.end()) {
@@ -397,9 +399,10 @@ void KvConnector::Post(const WriterPost& post, TimePoint now) {
   uint32_t first_target = 0;
   for (uint32_t g = 0; g < chunk.group; ++g) first_target += static_cast<uint32_t>(c->grant.blocks[g].size());
   const std::vector<BlockId>& blocks = sequence->tables[chunk.group].blocks();
-  const uint32_t hit_blocks = c->grant.hit_tokens / options_.layout.block_tokens;
-  transfer.pieces =
-      PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(hit_blocks), first_target);
+  const uint32_t first_block = FirstMovingBlock(options_.layout, c->grant.hit_tokens, c->reserve.num_tokens);
+  const uint64_t staging_bytes = c->grant.staged() ? c->grant.staging_block_bytes[chunk.group] : 0;
+  transfer.pieces = PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(first_block),
+                               first_target, staging_bytes);
   for (const auto& group : c->grant.base) {
     transfer.target_base.insert(transfer.target_base.end(), group.begin(), group.end());
   }
@@ -452,12 +455,23 @@ void KvConnector::Answer(LinkId link, PairMessage message, Outbox* out) {
   out->to_peers.emplace_back(link, std::move(message));
 }
 
+// Blocks that nobody else gets before the writer is quiet, or the hand-off READY.
+uint32_t KvConnector::TiedUp(const ReaderTicket& t) const {
+  uint32_t n = NumBlocks(t.grant.blocks);
+  if (!t.grant.staged() || t.state == TicketState::kQuarantined) return n;
+  const auto it = receives_.find(t.ticket);
+  const Sequence* s = it == receives_.end() ? nullptr : scheduler_->Find(it->second);
+  if (s == nullptr) return n;
+  return n + static_cast<uint32_t>(s->tables.size()) *
+                 (options_.layout.BlocksFor(s->prefill_tokens) - s->hit_tokens / options_.layout.block_tokens);
+}
+
 bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
   if (!options_.rules.Holds(Rule::kL9)) return false;
   uint32_t of_writer = 0, of_all = 0, tickets = 0;
   for (const ReaderTicket* t : reader_.Live()) {
     if (t->state == TicketState::kReady || t->state == TicketState::kRunning) continue;
-    const uint32_t n = NumBlocks(t->grant.blocks);
+    const uint32_t n = TiedUp(*t);
     of_all += n;
     if (t->writer == writer) {
       of_writer += n;
@@ -499,8 +513,21 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
       return busy(std::chrono::milliseconds(1));
     }
   }
-  if (!reader_.HasFreeSlot() || OverCap(writer, options_.layout.BlocksFor(known))) return busy(options_.busy_retry);
-  StatusOr<ReceiveGrant> granted = scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now);
+  const KvLayout& from = accepted_.at(link).layout;
+  const bool staged = !(from == options_.layout);
+  const StagingNeed need = [&](uint32_t hit_tokens, uint32_t num_tokens) {
+    std::vector<uint32_t> blocks;
+    for (uint32_t g = 0; g < from.groups.size(); ++g) {
+      const StagingMap staging(from, g, options_.layout.BlockBytes(g));
+      blocks.push_back(staging.BlocksFor(NumMovingBlocks(from, hit_tokens, num_tokens)));
+    }
+    return blocks;
+  };
+  uint32_t more = options_.layout.BlocksFor(known);
+  for (const uint32_t n : staged ? need(0, reserve.num_tokens) : std::vector<uint32_t>{}) more += n;
+  if (!reader_.HasFreeSlot() || OverCap(writer, more)) return busy(options_.busy_retry);
+  StatusOr<ReceiveGrant> granted =
+      scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now, staged ? need : StagingNeed());
   if (!granted.ok()) {
     switch (granted.status().code()) {
       case Code::kResourceExhausted:
@@ -513,9 +540,9 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   }
   Grant grant;
   grant.hit_tokens = granted->hit_tokens;
-  grant.blocks = granted->fresh;
+  grant.blocks = staged ? granted->staging : granted->fresh;
+  grant.blocks.resize(options_.layout.groups.size());
   std::vector<uint64_t> bases, sizes;
-  std::vector<uint32_t> moving;
   for (uint32_t g = 0; g < grant.blocks.size(); ++g) {
     grant.base.emplace_back();
     for (const BlockId block : grant.blocks[g]) {
@@ -523,12 +550,14 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
       bases.push_back(grant.base[g].back());
       sizes.push_back(options_.layout.BlockBytes(g));
     }
-    moving.push_back(static_cast<uint32_t>(grant.blocks[g].size()));
+    if (staged) grant.staging_block_bytes.push_back(options_.layout.BlockBytes(g));
   }
-  const ChunkGrid grid(options_.layout, moving);
+  const ChunkGrid grid(
+      from, std::vector<uint32_t>(from.groups.size(), NumMovingBlocks(from, grant.hit_tokens, reserve.num_tokens)));
   ReaderActions actions;
   const ReaderTicket& ticket = reader_.Open(writer, reserve, std::move(grant), grid.size(), now, &actions);
   receives_[ticket.ticket] = granted->sequence;
+  if (staged) staged_[ticket.ticket] = from;
   transport_->Admit(ticket.ticket, writer, std::move(bases), std::move(sizes));
   counters_.bytes_received += grid.TotalBytes();
   ++counters_.grants;
@@ -544,8 +573,21 @@ void KvConnector::AbortTicketOf(const Ticket& ticket, TimePoint now, Outbox* out
 
 void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
   (void)now;
+  for (const Ticket& ticket : actions->convert) Convert(ticket);
+  for (const Ticket& ticket : actions->unconverted) {
+    const SequenceId id = receives_.at(ticket);
+    const Sequence* sequence = scheduler_->Find(id);
+    facts_.lost.emplace_back(ChildEpoch{sequence->request->id, sequence->epoch}, id);
+    scheduler_->Abandon(id);
+    receives_.erase(ticket);
+    staged_.erase(ticket);
+  }
   for (Commit& commit : actions->ready) {
-    transport_->Retire(commit.ticket);
+    const ReaderTicket* t = reader_.Find(commit.ticket);
+    const bool converted = t != nullptr && t->grant.staged() && !t->chunks.empty();
+    if (!converted) transport_->Retire(commit.ticket);  // else before the conversion
+    counters_.converted += converted ? 1 : 0;
+    staged_.erase(commit.ticket);
     receives_.erase(commit.ticket);
     facts_.ready.push_back(std::move(commit));
   }
@@ -559,6 +601,7 @@ void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
       quarantine_[ticket] = scheduler_->Quarantine(it->second);
     }
     receives_.erase(it);
+    staged_.erase(ticket);
   }
   for (const Ticket& ticket : actions->freed) {
     const auto it = quarantine_.find(ticket);
@@ -610,6 +653,48 @@ void KvConnector::ReportStuck(TimePoint now, Outbox* out) {
     if (due > now) next_stuck_ = std::min(next_stuck_, due);
   }
   stuck_reported_ = std::move(reported);
+}
+
+void KvConnector::Convert(const Ticket& ticket) {
+  transport_->Retire(ticket);
+  const SequenceId id = receives_.at(ticket);
+  const Sequence* sequence = scheduler_->Find(id);
+  BATON_CHECK(sequence != nullptr, "a conversion without its sequence");
+  KvConversion conversion;
+  conversion.op = OpId{next_op_++};
+  conversion.from = staged_.at(ticket);
+  conversion.first_token = sequence->hit_tokens;
+  conversion.num_tokens = sequence->prefill_tokens;
+  const uint32_t first = sequence->hit_tokens / options_.layout.block_tokens;
+  const uint32_t end = options_.layout.BlocksFor(sequence->prefill_tokens);
+  for (uint32_t g = 0; g < sequence->tables.size(); ++g) {
+    const std::vector<BlockId>& blocks = sequence->tables[g].blocks();
+    conversion.groups.push_back({sequence->staging[g].blocks(), {blocks.begin() + first, blocks.begin() + end}});
+  }
+  converting_[conversion.op] = {ticket, id};
+  facts_.convert.push_back(std::move(conversion));
+}
+
+bool KvConnector::IsConverting(SequenceId sequence) const {
+  return std::any_of(converting_.begin(), converting_.end(),
+                     [&](const auto& entry) { return entry.second.second == sequence; });
+}
+
+void KvConnector::OnConverted(const KvConverted& converted, TimePoint now, Outbox* out) {
+  const auto it = converting_.find(converted.op);
+  BATON_CHECK(it != converting_.end(), "a conversion that nobody asked for");
+  const auto [ticket, sequence] = it->second;
+  converting_.erase(it);
+  if (reader_.Find(ticket) == nullptr) {
+    // Its child ended meanwhile.
+    ++counters_.converted_unused;
+    receives_.erase(ticket);
+    staged_.erase(ticket);
+    return scheduler_->Abandon(sequence);
+  }
+  ReaderActions actions;
+  reader_.OnConverted(ticket, converted.status.ok(), now, &actions);
+  Do(&actions, now, out);
 }
 
 // ---- time -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "baton/engine_command.h"
+#include "baton/model_runner.h"
 #include "baton/outbox.h"
 #include "handoff/reader_tickets.h"
 #include "handoff/writer_tickets.h"
@@ -49,11 +50,13 @@ struct ConnectorFacts {
   std::vector<std::pair<ChildEpoch, SequenceId>> lost;  // reader: the ticket was quarantined, the sequence is gone
   std::vector<WriterChild> handed_off;
   std::vector<WriterFailure> failed;
-  std::vector<ChildEpoch> unpinned;  // writer: nothing reads the sequence's blocks any more
+  std::vector<KvConversion> convert;  // reader: for the runner; answer with OnConverted
+  std::vector<ChildEpoch> unpinned;   // writer: nothing reads the sequence's blocks any more
 };
 
 struct ConnectorCounters {
   uint64_t bytes_posted = 0, bytes_received = 0, chunks_posted = 0, grants = 0, busy = 0, refused = 0;
+  uint64_t converted = 0, converted_unused = 0;  // hand-offs of unlike layouts: READY, or ended meanwhile
   uint64_t sessions = 0, protocol_errors = 0, peers_lost = 0;
   // Hand-offs out: how many failed by cause, and sums over those that were handed off.
   std::array<uint64_t, 6> failed{};  // [HandoffFailure]
@@ -102,6 +105,9 @@ class KvConnector {
   void MarkRunning(const Ticket& ticket) { reader_.MarkRunning(ticket); }
   void EndTicket(const Ticket& ticket, TimePoint now) { reader_.End(ticket, now); }
 
+  void OnConverted(const KvConverted& converted, TimePoint now, Outbox* out);
+  // Its blocks are a conversion's until that is done, then they are released, whatever became of the child.
+  bool IsConverting(SequenceId sequence) const;
   // By writer. L9: shown to operators.
   std::vector<Quarantine> Quarantines(TimePoint now) const;
 
@@ -112,7 +118,7 @@ class KvConnector {
   std::vector<PeerReport> Peers(TimePoint now) const;
   std::string_view transport_name() const { return transport_->name(); }
   void AppendTransportMetrics(std::vector<Metric>* metrics) const { transport_->AppendMetrics(metrics); }
-  bool idle() const { return writer_.Live().empty() && reader_.Live().empty(); }
+  bool idle() const { return writer_.Live().empty() && reader_.Live().empty() && converting_.empty(); }
 
  private:
   // A session that this worker dials.
@@ -139,6 +145,7 @@ class KvConnector {
   struct ReaderSession {
     std::optional<ProcessId> writer;  // after Hello
     uint64_t session = 0;
+    KvLayout layout;  // the writer's
   };
   // kOpened: the pidfd is open, but may be of a process that took the pid over. A RESERVE that answers something
   // which was said after that confirms it.
@@ -164,6 +171,8 @@ class KvConnector {
   WriterSession* SessionOn(LinkId link);
   void ReportStuck(TimePoint now, Outbox* out);
   bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
+  uint32_t TiedUp(const ReaderTicket& ticket) const;
+  void Convert(const Ticket& ticket);
   Status CheckPeer(const PairHello& hello) const;
 
   const KvConnectorOptions options_;
@@ -181,6 +190,8 @@ class KvConnector {
   std::map<Ticket, std::vector<QuarantinedBlocks>> quarantine_;
   TimePoint next_stuck_ = kNever;                  // when some writer may have become stuck
   std::map<ProcessId, TimePoint> stuck_reported_;  // when last
+  std::map<Ticket, KvLayout> staged_;  // RESERVED to CONVERTING: the writer's layout
+  std::map<OpId, std::pair<Ticket, SequenceId>> converting_;
   ConnectorFacts facts_;
   ConnectorCounters counters_;
   Rng rng_;

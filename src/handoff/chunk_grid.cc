@@ -51,21 +51,39 @@ uint64_t ChunkGrid::TotalBytes() const {
   return bytes;
 }
 
+uint32_t FirstMovingBlock(const KvLayout& writer, uint32_t hit_tokens, uint32_t num_tokens) {
+  return hit_tokens >= num_tokens ? writer.BlocksFor(num_tokens) : hit_tokens / writer.block_tokens;
+}
+
 std::vector<CopyPiece> PlanCopies(const KvLayout& layout, const KvPoolPlan& source_pool, const Chunk& chunk,
-                                  std::span<const BlockId> source, uint32_t first_target) {
+                                  std::span<const BlockId> source, uint32_t first_target,
+                                  uint64_t staging_block_bytes) {
   const uint64_t head_bytes = uint64_t{chunk.num_layers} * 2 * layout.TileBytes(chunk.group);
+  const StagingMap staging(layout, chunk.group, staging_block_bytes);
   std::vector<CopyPiece> pieces;
+  const auto add = [&](const CopyPiece& piece) {
+    CopyPiece* last = pieces.empty() ? nullptr : &pieces.back();
+    if (last != nullptr && last->target_block == piece.target_block &&
+        last->target_offset + last->bytes == piece.target_offset && last->source + last->bytes == piece.source) {
+      last->bytes += piece.bytes;
+    } else {
+      pieces.push_back(piece);
+    }
+  };
   for (uint32_t b = chunk.first_block; b < chunk.first_block + chunk.num_blocks; ++b) {
     const uint64_t base = source_pool.BlockOffset(layout, chunk.group, source[b]);
     for (uint32_t head = 0; head < layout.groups[chunk.group].num_kv_heads; ++head) {
       const uint64_t offset = layout.TileOffset(chunk.group, head, chunk.first_layer, false);
-      CopyPiece* last = pieces.empty() ? nullptr : &pieces.back();
-      if (last != nullptr && last->target_block == first_target + b && last->target_offset + last->bytes == offset &&
-          last->source + last->bytes == base + offset) {
-        last->bytes += head_bytes;
+      if (staging_block_bytes == 0) {
+        add({base + offset, first_target + b, offset, head_bytes});
         continue;
       }
-      pieces.push_back({base + offset, first_target + b, offset, head_bytes});
+      for (uint64_t done = 0; done < head_bytes;) {
+        const StagingMap::Place place = staging.At(b, offset + done);
+        const uint64_t bytes = std::min(place.room, head_bytes - done);
+        add({base + offset + done, first_target + place.block, place.offset, bytes});
+        done += bytes;
+      }
     }
   }
   return pieces;

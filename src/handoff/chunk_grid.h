@@ -3,6 +3,10 @@
 //
 // A chunk is a band of blocks times a band of layers of one group. Together the chunks of a grid cover every
 // byte of every moving block exactly once; the reader's blocks therefore need no zeroing before GRANT.
+//
+// Moving blocks are the writer's, always. Where the reader's layout is unlike, they begin with the writer's block that
+// holds the first token the reader lacks: its first pages may be held already and are sent again (at most a block a
+// hand-off: a page of K is runs of 64 bytes in the tiles, which cost more to place one by one than to send).
 #pragma once
 
 #include <cstdint>
@@ -47,9 +51,17 @@ class ChunkGrid {
 
 inline constexpr ChunkIndex kMaxChunks = 4096;
 
-// The copies of one chunk between equal layouts. `source`: the writer's blocks of the chunk's group that
-// move, in order; `first_target`: index of the group's first block in the ticket.
+// The writer's first block that moves when the reader holds [0, hit_tokens) of num_tokens.
+uint32_t FirstMovingBlock(const KvLayout& writer, uint32_t hit_tokens, uint32_t num_tokens);
+inline uint32_t NumMovingBlocks(const KvLayout& writer, uint32_t hit_tokens, uint32_t num_tokens) {
+  return writer.BlocksFor(num_tokens) - FirstMovingBlock(writer, hit_tokens, num_tokens);
+}
+
+// The copies of one chunk. `source`: the writer's blocks of the chunk's group that move, in order; `first_target`:
+// index of the group's first block in the ticket; staging_block_bytes: 0 between equal layouts (block n into block n),
+// else the targets are staging (StagingMap). Neighbours that are contiguous on both sides are one piece.
 std::vector<CopyPiece> PlanCopies(const KvLayout& layout, const KvPoolPlan& source_pool, const Chunk& chunk,
-                                  std::span<const BlockId> source, uint32_t first_target);
+                                  std::span<const BlockId> source, uint32_t first_target,
+                                  uint64_t staging_block_bytes = 0);
 
 }  // namespace baton

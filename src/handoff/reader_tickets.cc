@@ -150,8 +150,8 @@ void ReaderTickets::OnCommit(const ProcessId& writer, const Commit& commit, Time
     if (t->answer->attempt == commit.attempt) out->send.emplace_back(writer, *t->answer);
     return;
   }
-  if (t->commit && t->commit->attempt >= commit.attempt) {
-    ++counters_.duplicates;  // it waits for notices already
+  if (t->state == TicketState::kConverting || (t->commit && t->commit->attempt >= commit.attempt)) {
+    ++counters_.duplicates;  // it waits already, for notices or for the conversion
     return;
   }
   t->commit = commit;
@@ -186,11 +186,30 @@ void ReaderTickets::Decide(ReaderTicket& t, TimePoint now, ReaderActions* out) {
       return Quarantine(t, now, out);
     }
   }
+  t.lease_end = kNever;
+  if (!t.grant.staged() || t.chunks.empty()) return Accept(t, commit, out);
+  // S4: not READY before the conversion is done. A COMMIT that comes again waits for it.
+  t.state = TicketState::kConverting;
+  t.commit = commit;
+  out->convert.push_back(t.ticket);
+}
+
+void ReaderTickets::Accept(ReaderTicket& t, const Commit& commit, ReaderActions* out) {
   ++counters_.ready;
   t.state = TicketState::kReady;
-  t.lease_end = kNever;
   out->ready.push_back(commit);
   Answer(t, commit, CommitVerdict::kAck, {}, out);
+}
+
+void ReaderTickets::OnConverted(const Ticket& ticket, bool ok, TimePoint now, ReaderActions* out) {
+  ReaderTicket* t = Current(ticket);
+  if (t == nullptr || t->state != TicketState::kConverting) return;
+  const Commit commit = std::move(*t->commit);
+  t->commit.reset();
+  if (ok) return Accept(*t, commit, out);
+  Answer(*t, commit, CommitVerdict::kCorrupt, {}, out);
+  out->unconverted.push_back(ticket);
+  Free(*t, /*acked=*/false, now);
 }
 
 void ReaderTickets::Answer(ReaderTicket& t, const Commit& commit, CommitVerdict verdict,
@@ -269,7 +288,9 @@ void ReaderTickets::MarkRunning(const Ticket& ticket) {
 
 void ReaderTickets::End(const Ticket& ticket, TimePoint now) {
   ReaderTicket* t = Current(ticket);
-  if (t != nullptr && IsReadyOrLater(t->state)) Free(*t, /*acked=*/true, now);
+  if (t == nullptr) return;
+  if (IsReadyOrLater(t->state)) Free(*t, /*acked=*/true, now);
+  if (t->state == TicketState::kConverting) Free(*t, /*acked=*/false, now);
 }
 
 void ReaderTickets::Tick(TimePoint now, ReaderActions* out) {

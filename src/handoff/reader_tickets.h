@@ -4,6 +4,7 @@
 //
 //   FREE -RESERVE-> RESERVED -chunk-> RECEIVING -COMMIT, all right-> READY -first step-> RUNNING -end-> FREE
 //                   RESERVED|RECEIVING -abort, lease, session, CORRUPT-> QUARANTINED -writer quiet-> FREE
+//   of unlike layouts: RECEIVING -COMMIT, all right-> CONVERTING -converted-> READY
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@
 
 namespace baton {
 
-enum class TicketState : uint8_t { kFree, kReserved, kReceiving, kReady, kRunning, kQuarantined };
+// kConverting: all of it came and is right, and its writer is quiet; the bytes are on their way out of staging.
+enum class TicketState : uint8_t { kFree, kReserved, kReceiving, kConverting, kReady, kRunning, kQuarantined };
 
 struct ReaderOptions {
   uint32_t num_slots = 256;
@@ -57,6 +59,8 @@ struct ReaderTicket {
 struct ReaderActions {
   std::vector<std::pair<ProcessId, PairMessage>> send;
   std::vector<Commit> ready;        // complete and right: the child may run; its ACK is in `send`
+  std::vector<Ticket> convert;      // right, in staging: answer with OnConverted
+  std::vector<Ticket> unconverted;  // the conversion failed: end the child; its writer is quiet
   std::vector<Ticket> quarantined;  // end the child; Retire on the transport; keep the blocks apart
   std::vector<Ticket> freed;        // the writer is quiet: the quarantined blocks may be used again
 };
@@ -94,6 +98,8 @@ class ReaderTickets {
   void OnHeartbeat(const ProcessId& writer, const PairHeartbeat& heartbeat, TimePoint now);
   // The transport places nothing for the ticket any more: a fence in mode kReceiverPosted.
   void OnQuiet(const Ticket& ticket, TimePoint now, ReaderActions* out);
+  // Out of staging, or not to be had. Nothing if the ticket ended in the meantime.
+  void OnConverted(const Ticket& ticket, bool ok, TimePoint now, ReaderActions* out);
   // Its tickets that are RESERVED or RECEIVING are aborted.
   void OnSessionLost(const ProcessId& writer, TimePoint now, ReaderActions* out);
   // Proof of death: its quarantined tickets are freed.
@@ -102,7 +108,8 @@ class ReaderTickets {
   // Cancel, or a higher epoch: aborts what is RESERVED or RECEIVING. READY and later end with End().
   void Abort(const Ticket& ticket, TimePoint now, ReaderActions* out);
   void MarkRunning(const Ticket& ticket);
-  // READY or RUNNING: the sequence is over; the slot is FREE and remembers the ACK.
+  // READY or RUNNING: the sequence is over; the slot is FREE and remembers the ACK. CONVERTING: the same, but there
+  // was none.
   void End(const Ticket& ticket, TimePoint now);
 
   void Tick(TimePoint now, ReaderActions* out);
@@ -138,6 +145,7 @@ class ReaderTickets {
   void Free(ReaderTicket& t, bool acked, TimePoint now);
   void FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderActions* out);
   void Decide(ReaderTicket& t, TimePoint now, ReaderActions* out);
+  void Accept(ReaderTicket& t, const Commit& commit, ReaderActions* out);
   void Answer(ReaderTicket& t, const Commit& commit, CommitVerdict verdict, std::vector<ChunkIndex> missing,
               ReaderActions* out);
 

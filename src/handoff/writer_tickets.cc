@@ -113,15 +113,9 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
     if (draining_.find(grant.ticket) == draining_.end()) SendDrained(reader, grant.ticket, false, now, out);
     return;
   }
-  const uint32_t hit_blocks = grant.hit_tokens / layout_.block_tokens;
-  std::vector<uint32_t> moving;
-  bool sane = grant.hit_tokens % layout_.block_tokens == 0 && grant.blocks.size() == layout_.groups.size() &&
-              grant.base.size() == grant.blocks.size();
-  for (size_t g = 0; sane && g < grant.blocks.size(); ++g) {
-    moving.push_back(static_cast<uint32_t>(grant.blocks[g].size()));
-    sane = hit_blocks + moving.back() == layout_.BlocksFor(c->reserve.num_tokens) &&
-           grant.base[g].size() == grant.blocks[g].size();
-  }
+  const std::vector<uint32_t> moving(layout_.groups.size(),
+                                     NumMovingBlocks(layout_, grant.hit_tokens, c->reserve.num_tokens));
+  const bool sane = Fits(grant, c->reserve.num_tokens);
   c->ticket = grant.ticket;
   c->grant = grant;
   c->granted = now;
@@ -134,6 +128,25 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
   c->chunks.assign(c->grid.size(), {});
   PostReady(*c, now, out);
   MaybeCommit(*c, now, out);
+}
+
+// Whether the blocks of a GRANT are those that the request's KV, or its staging, needs.
+bool WriterTickets::Fits(const Grant& grant, uint32_t num_tokens) const {
+  const uint32_t unit = grant.staged() ? kPageTokens : layout_.block_tokens;
+  bool fits = grant.hit_tokens % unit == 0 &&
+              grant.hit_tokens <= layout_.BlocksFor(num_tokens) * layout_.block_tokens &&
+              grant.blocks.size() == layout_.groups.size() && grant.base.size() == grant.blocks.size() &&
+              (!grant.staged() || grant.staging_block_bytes.size() == grant.blocks.size());
+  for (uint32_t g = 0; fits && g < grant.blocks.size(); ++g) {
+    uint32_t blocks = NumMovingBlocks(layout_, grant.hit_tokens, num_tokens);
+    if (grant.staged()) {
+      const StagingMap staging(layout_, g, grant.staging_block_bytes[g]);
+      fits = staging.fits();
+      blocks = fits ? staging.BlocksFor(blocks) : 0;
+    }
+    fits = fits && grant.blocks[g].size() == blocks && grant.base[g].size() == blocks;
+  }
+  return fits;
 }
 
 void WriterTickets::OnBusy(const ProcessId& reader, const Busy& busy, TimePoint now, WriterActions* out) {
@@ -167,8 +180,8 @@ void WriterTickets::OnRefused(const ProcessId& reader, const Refused& refused, T
 }
 
 bool WriterTickets::ChunkReady(const WriterChild& c, const Chunk& chunk) const {
-  const uint32_t hit_blocks = c.grant.hit_tokens / layout_.block_tokens;
-  const uint32_t end_block = hit_blocks + chunk.first_block + chunk.num_blocks;
+  const uint32_t first_block = FirstMovingBlock(layout_, c.grant.hit_tokens, c.reserve.num_tokens);
+  const uint32_t end_block = first_block + chunk.first_block + chunk.num_blocks;
   const uint32_t end = std::min(end_block * layout_.block_tokens, c.reserve.num_tokens);
   if (end <= c.tokens_done) return true;
   // S3: only after the last step that will ever write it has reported the layer.

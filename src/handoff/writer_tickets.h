@@ -167,6 +167,7 @@ class WriterTickets {
   void Over(WriterChild& c, TimePoint now, WriterActions* out);  // all ops quiesced in STOPPING
   void SendDrained(const ProcessId& reader, const Ticket& ticket, bool severed, TimePoint now, WriterActions* out);
   bool IsDead(const Ticket& ticket) const;
+  bool Fits(const Grant& grant, uint32_t num_tokens) const;
   bool ChunkReady(const WriterChild& c, const Chunk& chunk) const;
 
   const KvLayout layout_;

@@ -135,7 +135,9 @@ Router::~Router() = default;
 
 uint32_t Router::State::ClassOf(const WorkerHello& hello) {
   CompatibilityClass c{hello.model.weights, hello.numeric, hello.layout};
-  const auto it = std::find(classes.begin(), classes.end(), c);
+  const auto it = std::find_if(classes.begin(), classes.end(), [&](const CompatibilityClass& other) {
+    return c.weights == other.weights && c.numeric == other.numeric && CanConvert(other.layout, c.layout).ok();
+  });
   if (it != classes.end()) return static_cast<uint32_t>(it - classes.begin());
   classes.push_back(std::move(c));
   return static_cast<uint32_t>(classes.size() - 1);
@@ -289,14 +291,19 @@ Router::State::Choice Router::State::BestPair(const PlaceQuery& q, const Better&
     for (const Candidate& d : scan.readers[cls].all()) {
       // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
       const LoadLine& reader = lines[d.slot];
-      const double on_wire = static_cast<double>(q.prompt_tokens - Cached(d.slot, q)) * reader.bytes_per_token /
-                             options.link_bytes_per_second;
+      const auto tokens = static_cast<double>(q.prompt_tokens - Cached(d.slot, q));
       const double last_layer = 1.0 / reader.layers;
       for (size_t i = 0; i < writers.size(); ++i) {
         const Candidate& p = writers[i];
         if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
-        const double exposed =
+        const LoadLine& writer = lines[p.slot];
+        const double on_wire = tokens * writer.bytes_per_token / options.link_bytes_per_second;
+        double exposed =
             options.link_latency_seconds + std::max(on_wire - prefill[i] * (1 - last_layer), on_wire * last_layer);
+        // Nothing hides a conversion: it begins with the last byte.
+        if (writer.block_tokens != reader.block_tokens || writer.bytes_per_token != reader.bytes_per_token) {
+          exposed += tokens * reader.bytes_per_token / options.convert_bytes_per_second;
+        }
         const double score = p.seconds + exposed + d.seconds;
         if (score > best.score) continue;
         if (score == best.score && !(better(p, best_p) || (p.slot == best_p.slot && better(d, best_d)))) continue;
@@ -355,8 +362,9 @@ Refusal Router::State::RefuseAsked(const PlaceQuery& q) const {
     return {Refusal::Why::kNotAllowed,
             UnavailableError(asked + ": no such worker can take the request now (" + connected + ")"), kRetryLater};
   }
-  asked += ": needs two workers, one that prefills and another that decodes, of one block size and KV format (" +
-           connected + ")";
+  asked +=
+      ": needs two workers, one that prefills and another that decodes, of one model and KV formats that convert (" +
+      connected + ")";
   if (prefill_only + decode_only == 0 && most_alike < 2) {
     return {Refusal::Why::kNotAllowed,
             FailedPreconditionError(asked + "; start them with `baton up --prefill 1 --decode 1`, or ask for auto"),

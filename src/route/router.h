@@ -42,6 +42,7 @@ struct RouterOptions {
   // Priors for workers that have not measured yet: seconds of a step, see cost.
   std::array<double, 5> cost_prior = {1e-3, 5e-4, 0, 5e-3, 1e-6};
   double link_bytes_per_second = 2e9;
+  double convert_bytes_per_second = 4e9;  // between unlike KV layouts, at the reader
   double link_latency_seconds = 0.0005;
   uint32_t expected_answer_tokens = 128;  // when max_tokens allows more
 };

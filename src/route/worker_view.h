@@ -17,7 +17,8 @@
 
 namespace baton {
 
-// Workers of one class may hand off to each other: blocks go byte for byte, and mean the same tokens' KV.
+// Workers of one class may hand off to each other: their blocks mean the same tokens' KV, and lie alike or can be
+// converted (CanConvert). `layout` is that of the class's first worker.
 struct CompatibilityClass {
   Hash128 weights;
   Hash128 numeric;

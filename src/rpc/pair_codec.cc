@@ -92,6 +92,7 @@ struct PairWriter {
       for (BlockId block : from.blocks[group]) granted->add_blocks(Index(block));
       granted->mutable_base()->Add(from.base[group].begin(), from.base[group].end());
     }
+    to->mutable_staging_block_bytes()->Add(from.staging_block_bytes.begin(), from.staging_block_bytes.end());
   }
   void operator()(const Busy& from) const {
     Name(from, out->mutable_busy());
@@ -177,7 +178,7 @@ PairHelloAnswer GetAnswer(const wire::PairHelloAnswer& from, Checker* check) {
 
 Grant GetGrant(const wire::Grant& from, Checker* check) {
   Grant grant{
-      GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}};
+      GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}, {}};
   check->AtMost("grant.groups", from.groups_size(), kMaxWireGroups);
   if (!check->ok()) return grant;
   for (const wire::GrantedBlocks& granted : from.groups()) {
@@ -187,6 +188,10 @@ Grant GetGrant(const wire::Grant& from, Checker* check) {
     for (uint32_t block : granted.blocks()) blocks.push_back(BlockId{block});
     grant.base.emplace_back(granted.base().begin(), granted.base().end());
   }
+  if (from.staging_block_bytes_size() != 0 && from.staging_block_bytes_size() != from.groups_size()) {
+    check->Fail("grant.staging_block_bytes", "not one number a group");
+  }
+  grant.staging_block_bytes.assign(from.staging_block_bytes().begin(), from.staging_block_bytes().end());
   return grant;
 }
 

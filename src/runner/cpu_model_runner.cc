@@ -73,6 +73,19 @@ class CpuModelRunner::Core {
     work_.notify_one();
   }
 
+  void Convert(KvConversion conversion) {
+    BATON_CHECK(conversion.groups.size() == 1, "one KV group");
+    for (const KvConversion::Group& g : conversion.groups) {
+      CheckInPool(g.staging);
+      CheckInPool(g.target);
+    }
+    {
+      std::lock_guard lock(mutex_);
+      conversions_.push_back(std::move(conversion));
+    }
+    work_.notify_one();
+  }
+
   void Poll(std::vector<RunnerEvent>* events) {
     std::lock_guard lock(mutex_);
     for (RunnerEvent& event : events_) {
@@ -89,9 +102,6 @@ class CpuModelRunner::Core {
     BATON_CHECK(rows > 0 && rows <= options_.max_step_tokens, "a step of " + std::to_string(rows) +
                                                                   " tokens, the runner takes 1 to " +
                                                                   std::to_string(options_.max_step_tokens));
-    const auto in_pool = [&](std::span<const BlockId> blocks) {
-      for (const BlockId b : blocks) BATON_CHECK(Index(b) < pool_plan_.num_blocks[0], "a block outside the pool");
-    };
     for (const SequenceStep& s : plan.sequences) {
       const uint64_t end = uint64_t{s.first_position} + s.num_tokens;
       BATON_CHECK(s.num_tokens > 0 && end <= decoder_.context_tokens, "a sequence past the model's context");
@@ -99,15 +109,19 @@ class CpuModelRunner::Core {
       BATON_CHECK(uint64_t{s.first_input} + s.num_inputs <= plan.inputs.size(), "fewer inputs than the parts name");
     }
     BATON_CHECK(plan.zero.size() == 1, "one KV group");
-    for (const auto& blocks : plan.zero) in_pool(blocks);
+    for (const auto& blocks : plan.zero) CheckInPool(blocks);
     for (const TableUpdate& u : plan.updates) {
       BATON_CHECK(uint64_t{u.first_block} + u.num_blocks <= plan.blocks.size(), "fewer blocks than the updates name");
     }
-    in_pool(plan.blocks);
+    CheckInPool(plan.blocks);
     for (const BlockCopy& c : plan.copies) {
       BATON_CHECK(c.group == 0, "one KV group");
-      in_pool(std::array{c.from, c.to});
+      CheckInPool(std::array{c.from, c.to});
     }
+  }
+
+  void CheckInPool(std::span<const BlockId> blocks) const {
+    for (const BlockId b : blocks) BATON_CHECK(Index(b) < pool_plan_.num_blocks[0], "a block outside the pool");
   }
 
   void StepThread() {
@@ -115,8 +129,17 @@ class CpuModelRunner::Core {
     (void)device_.pool().PinCaller();
     std::unique_lock lock(mutex_);
     while (true) {
-      work_.wait(lock, [this] { return stop_ || !steps_.empty(); });
+      work_.wait(lock, [this] { return stop_ || !steps_.empty() || !conversions_.empty(); });
       if (stop_) return;
+      if (!conversions_.empty()) {
+        const KvConversion conversion = std::move(conversions_.front());
+        conversions_.pop_front();
+        lock.unlock();
+        pass_->Convert(conversion);
+        lock.lock();
+        PushLocked(KvConverted{conversion.op, {}});
+        continue;
+      }
       StepPlan plan = std::move(steps_.front());
       steps_.pop_front();
       lock.unlock();
@@ -246,9 +269,10 @@ class CpuModelRunner::Core {
 
   std::mutex mutex_;
   std::condition_variable work_;
-  std::deque<StepPlan> steps_;       // at most kMaxStepsInFlight
-  std::vector<RunnerEvent> events_;  // at most (layers + 1) per step in flight
-  int in_flight_ = 0;                // launched and not yet polled as StepResult
+  std::deque<StepPlan> steps_;            // at most kMaxStepsInFlight
+  std::deque<KvConversion> conversions_;  // at most one a ticket; each goes before the next step
+  std::vector<RunnerEvent> events_;       // at most (layers + 1) per step in flight
+  int in_flight_ = 0;                     // launched and not yet polled as StepResult
   bool stop_ = false;
   std::thread thread_;
 };
@@ -271,6 +295,7 @@ uint64_t CpuModelRunner::WorkspaceBytes(const DecoderDescription& decoder, const
 }
 
 void CpuModelRunner::Launch(StepPlan plan) { core_->Launch(std::move(plan)); }
+void CpuModelRunner::Convert(KvConversion conversion) { core_->Convert(std::move(conversion)); }
 void CpuModelRunner::Poll(std::vector<RunnerEvent>* events) { core_->Poll(events); }
 
 Hash128 CpuModelRunner::numeric_identity() const { return HashBytes128(std::as_bytes(std::span(kNumerics))); }

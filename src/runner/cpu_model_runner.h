@@ -47,6 +47,7 @@ class CpuModelRunner : public ModelRunner {
   static uint64_t WorkspaceBytes(const DecoderDescription& decoder, const CpuRunnerOptions& options);
 
   void Launch(StepPlan plan) override;
+  void Convert(KvConversion conversion) override;
   void Poll(std::vector<RunnerEvent>* events) override;
 
   // Everything besides the weights that the KV bytes depend on: KV format, arithmetic class of the kernels,

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "baton/check.h"
+#include "device/cpu/kv_convert.h"
 
 namespace baton {
 namespace {
@@ -107,6 +108,20 @@ void ForwardPass::PrepareBlocks(const StepPlan& plan) {
   for (const BlockCopy& copy : plan.copies) {
     std::memcpy(pool_ + pool_plan_.BlockOffset(layout_, copy.group, copy.to),
                 pool_ + pool_plan_.BlockOffset(layout_, copy.group, copy.from), layout_.BlockBytes(copy.group));
+  }
+}
+
+void ForwardPass::Convert(const KvConversion& conversion) {
+  for (uint32_t g = 0; g < conversion.groups.size(); ++g) {
+    const KvConversion::Group& blocks = conversion.groups[g];
+    std::vector<const std::byte*> staging;
+    std::vector<std::byte*> target;
+    for (const BlockId b : blocks.staging) staging.push_back(pool_ + pool_plan_.BlockOffset(layout_, g, b));
+    for (const BlockId b : blocks.target) target.push_back(pool_ + pool_plan_.BlockOffset(layout_, g, b));
+    const KvConvertParams params{&conversion.from,      &layout_, g,     conversion.first_token,
+                                 conversion.num_tokens, staging,  target};
+    device_.pool().ParallelFor(target.size() * layout_.groups[g].num_kv_heads, 1,
+                               [&](size_t begin, size_t end, int) { ConvertKv(params, begin, end); });
   }
 }
 

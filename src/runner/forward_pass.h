@@ -12,6 +12,7 @@
 
 #include "baton/kernel_table.h"
 #include "baton/kv_layout.h"
+#include "baton/model_runner.h"
 #include "baton/sequence_tables.h"
 #include "baton/status.h"
 #include "baton/step_plan.h"
@@ -30,6 +31,8 @@ class ForwardPass {
 
   // Zeroing and block copies, in that order of the plan's lists: zero first, then copy.
   void PrepareBlocks(const StepPlan& plan);
+  // Between steps: KV out of staging into blocks of this layout.
+  void Convert(const KvConversion& conversion);
   // Runs all layers. `ids`: one per row, valid, in plan order. `layer_done(n)` after the KV of layers [0, n) is
   // in the pool. Rows outside `wanted` (ascending) get no final hidden state.
   void Run(const StepPlan& plan, const SequenceTables& tables, std::span<const TokenId> ids,

@@ -132,7 +132,8 @@ StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress
 
 // ---- reader ----------------------------------------------------------------------------------------
 
-StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now) {
+StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now,
+                                          const StagingNeed& staging) {
   if (!options_.roles.decode) return FailedPreconditionError("this worker's role does not take decode work");
   BATON_RETURN_IF_ERROR(Check(*request, progress));
   if (progress.tokens.size() + 1 >= request->stop.max_tokens) {
@@ -152,12 +153,17 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   const uint32_t total = std::min(granted + 1, peak);
   std::vector<BlockTable> tables = MatchPrefix(&s, static_cast<uint32_t>(known / pool_->block_tokens()));
   uint32_t hit = tables[0].size();
-  if (!Available(total - hit, AdmissionReserve())) {
-    return ResourceExhaustedError(std::to_string(total - hit) +
+  std::vector<uint32_t> staged(tables.size(), 0);
+  if (staging) staged = staging(hit * pool_->block_tokens(), static_cast<uint32_t>(known));
+  const uint32_t most_staged = *std::max_element(staged.begin(), staged.end());
+  if (most_staged > 0) BATON_RETURN_IF_ERROR(CheckFits(total + most_staged, "the prompt and its staging"));
+  if (!Available(total - hit + most_staged, AdmissionReserve())) {
+    return ResourceExhaustedError(std::to_string(total - hit + most_staged) +
                                   " KV blocks are not to be had now: " + pool_->Describe());
   }
   const std::vector<uint32_t> count(tables.size(), total - hit);
   BATON_CHECK(pool_->Grow(tables, count));
+  if (most_staged > 0) s.staging = *pool_->Allocate(staged);
 
   // S2: only the new blocks are the writer's; what was found may be shared.
   if (!options_.rules.Holds(Rule::kS2) && hit > 0) --hit;
@@ -167,6 +173,7 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
     const std::vector<BlockId>& b = table.blocks();
     grant.fresh.emplace_back(b.begin() + hit, b.begin() + granted);
   }
+  for (const BlockTable& table : s.staging) grant.staging.push_back(table.blocks());
   s.phase = Phase::kReceiving;
   s.prefill_tokens = static_cast<uint32_t>(known);
   s.hit_tokens = s.cached_tokens = grant.hit_tokens;
@@ -200,6 +207,7 @@ Status Scheduler::MakeReady(SequenceId id, const Progress& progress, TimePoint n
   s.tokens.push_back(progress.tokens.back().id);
   s.output = progress.tokens;
   s.delivered = std::max(s.delivered, progress.delivered);
+  s.staging.clear();
   s.num_computed = s.num_launched = s.prefill_tokens;
   s.first_launch = s.prefill_end = now;
   s.phase = Phase::kRunning;
@@ -214,13 +222,21 @@ std::vector<QuarantinedBlocks> Scheduler::Quarantine(SequenceId id) {
   BATON_CHECK(s.phase == Phase::kReceiving, PhaseName(s.phase));
   const uint32_t hit = s.hit_tokens / pool_->block_tokens();
   std::vector<QuarantinedBlocks> out;
+  for (BlockTable& table : s.staging) out.push_back(pool_->Quarantine(std::move(table)));
   for (BlockTable& table : s.tables) {
+    if (!s.staging.empty()) break;
     table.Truncate(pool_->BlocksFor(s.prefill_tokens));
     out.push_back(pool_->Quarantine(table.SplitOff(hit)));
   }
   --num_receiving_;
   sequences_.Erase(id);
   return out;
+}
+
+void Scheduler::Abandon(SequenceId id) {
+  BATON_CHECK(Get(id).phase == Phase::kReceiving, PhaseName(Get(id).phase));
+  --num_receiving_;
+  sequences_.Erase(id);
 }
 
 // ---- sequences -------------------------------------------------------------------------------------

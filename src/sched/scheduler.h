@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -94,7 +95,11 @@ struct ReceiveGrant {
   // [group]: for the writer, in order; they cover [hit_tokens, num_tokens). Not zeroed: the writer's chunks
   // cover every byte of them, and none is read before all of it came.
   std::vector<std::vector<BlockId>> fresh;
+  // [group]: the writer's instead, where layouts are unlike; `fresh` is then filled from them by a conversion.
+  std::vector<std::vector<BlockId>> staging;
 };
+// [group]: staging blocks that a hand-off needs when hit_tokens of its num_tokens are held already.
+using StagingNeed = std::function<std::vector<uint32_t>(uint32_t hit_tokens, uint32_t num_tokens)>;
 
 // Load as a heartbeat tells it.
 struct SchedulerLoad {
@@ -123,14 +128,18 @@ class Scheduler {
 
   // Reader: blocks for a hand-off of the KV of all of prompt + progress.tokens, and for the first growth.
   // RESOURCE_EXHAUSTED: BUSY, now is not the time. INVALID_ARGUMENT: never (kTooLarge). FAILED_PRECONDITION:
-  // role.
-  StatusOr<ReceiveGrant> Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
+  // role. With `staging` also blocks for the writer's bytes, all or none (L5), until MakeReady.
+  StatusOr<ReceiveGrant> Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now,
+                                 const StagingNeed& staging = nullptr);
   // Reader: every byte is there and right. `progress` extends that of Receive by exactly one token. The
   // sequence joins the next step. INVALID_ARGUMENT: it does not; nothing changed.
   Status MakeReady(SequenceId id, const Progress& progress, TimePoint now);
   // Reader: the hand-off broke. Ends the Receiving sequence; its fresh blocks come back as quarantined
-  // [group], the hit and the growth block are released.
+  // [group], the hit and the growth block are released. With staging that is what comes back, and all of its own
+  // blocks are released: no writer knows them.
   std::vector<QuarantinedBlocks> Quarantine(SequenceId id);
+  // Reader: ends a Receiving sequence whose writer is quiet, and releases everything.
+  void Abandon(SequenceId id);
 
   // ---- steps ----------------------------------------------------------------------------------
   // The next step, or an empty plan: nothing to do, or max_steps_in_flight reached. A plan that is not

@@ -53,7 +53,7 @@ struct alignas(64) Sequence {
   // A reader works on its blocks (RESERVE sent, or a ticket): never preempted (L5). Set by the hand-off.
   bool pinned = false;
   bool once_hit = false;  // Progress::once_hit: never in flight together with another such sequence (L8)
-  bool handoff = false;  // computes its prompt here and decodes elsewhere
+  bool handoff = false;   // computes its prompt here and decodes elsewhere
   FinishReason finish = FinishReason::kNone;
   // Tokens that this run computes before its first sample, known when it got its blocks: for a hand-off the
   // number of tokens whose KV is handed over (Reserve::num_tokens).
@@ -61,6 +61,8 @@ struct alignas(64) Sequence {
   uint32_t hit_tokens = 0;         // of them found in the prefix cache, or held by the reader before the hand-off
   uint32_t clean_blocks = 0;       // leading blocks of each table that are never zeroed: hits, a writer's
   std::vector<BlockTable> tables;  // [group]
+  // Receiving from a writer of another layout: what the writer fills instead of `tables` [group].
+  std::vector<BlockTable> staging;
 
   // ---- prefix cache
   uint32_t num_indexed = 0;  // leading blocks that were offered to the index

@@ -219,8 +219,11 @@ void SimCluster::Restart(size_t index) {
   EngineOptions o;
   o.self = w.self;
   o.model = Identity();
-  o.layout = SimLayout(options_.block_tokens, options_.layers);
-  o.pool = PlanPool(o.layout, uint64_t{options_.pool_blocks} * o.layout.BlockBytes(0) + 4096);
+  const uint64_t pool_bytes =
+      options_.pool_blocks * SimLayout(options_.block_tokens, options_.layers).BlockBytes(0) + 4096;
+  const bool other = !w.roles.prefill && options_.decode_block_tokens != 0;
+  o.layout = SimLayout(other ? options_.decode_block_tokens : options_.block_tokens, options_.layers);
+  o.pool = PlanPool(o.layout, pool_bytes);
   o.numeric = {3, 4};
   o.vocab_size = kSimVocabulary;
   o.scheduler.max_step_tokens = options_.max_step_tokens;

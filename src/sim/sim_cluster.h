@@ -30,7 +30,9 @@ struct SimOptions {
   uint64_t seed = 1;
   uint32_t num_fronts = 1;  // over the same workers
   uint32_t num_prefill = 2, num_decode = 2, num_unified = 0;
+  // pool_blocks: of block_tokens; with decode_block_tokens (0: the same) decode workers have as many bytes in others.
   uint32_t block_tokens = 16, layers = 4, pool_blocks = 48;
+  uint32_t decode_block_tokens = 0;
   uint32_t max_step_tokens = 64, max_prefill_tokens = 32;
   uint32_t max_running = 12, max_waiting = 64, max_context_tokens = 400;
   TransferMode mode = TransferMode::kOneSided;

@@ -47,6 +47,33 @@ void SimRunner::Launch(StepPlan plan) {
   if (!running_) StartNext();
 }
 
+void SimRunner::Convert(KvConversion c) {
+  loop_->After(cost_.convert, [this, c = std::move(c), alive = alive_] {
+    if (!*alive) return;
+    const StagingMap staging(c.from, 0, layout_.BlockBytes(0));
+    const uint32_t theirs = c.from.block_tokens, ours = layout_.block_tokens;
+    const uint32_t first = c.first_token / theirs;
+    for (size_t b = 0; b < c.groups[0].target.size(); ++b) {
+      std::byte* block = pool_.data() + plan_.BlockOffset(layout_, 0, c.groups[0].target[b]);
+      for (uint32_t layer = 0; layer < layout_.groups[0].num_layers; ++layer) {
+        for (const bool value : {false, true}) {
+          for (uint32_t i = 0; i < ours; ++i) {
+            const uint32_t position = c.first_token + static_cast<uint32_t>(b) * ours + i;
+            std::byte* to = block + layout_.TileOffset(0, 0, layer, value) + size_t{i} * 8;
+            std::memset(to, 0, 8);
+            if (position >= c.num_tokens) continue;
+            const StagingMap::Place at = staging.At(position / theirs - first, c.from.TileOffset(0, 0, layer, value));
+            const std::byte* from = pool_.data() + plan_.BlockOffset(layout_, 0, c.groups[0].staging[at.block]);
+            std::memcpy(to, from + at.offset + size_t{position % theirs} * 8, 8);
+          }
+        }
+      }
+    }
+    events_.push_back(KvConverted{c.op, {}});
+    wake_();
+  });
+}
+
 void SimRunner::Poll(std::vector<RunnerEvent>* events) {
   for (RunnerEvent& e : events_) events->push_back(std::move(e));
   events_.clear();

@@ -28,6 +28,7 @@ struct SimCost {
   Duration step = std::chrono::microseconds(400);
   Duration per_prefill_token = std::chrono::microseconds(20);
   Duration per_decode = std::chrono::microseconds(30);
+  Duration convert = std::chrono::microseconds(300);
 };
 
 class SimRunner : public ModelRunner {
@@ -45,6 +46,7 @@ class SimRunner : public ModelRunner {
   ~SimRunner() override { *alive_ = false; }
 
   void Launch(StepPlan plan) override;
+  void Convert(KvConversion conversion) override;
   void Poll(std::vector<RunnerEvent>* events) override;
 
   // The next step fails with this status instead of computing.

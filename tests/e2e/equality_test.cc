@@ -44,8 +44,7 @@ class SplitEqualsUnifiedTest : public ::testing::TestWithParam<Split> {};
 
 TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
   const auto& expected = UnifiedAnswers();
-  Cluster cluster(
-      {.prefill = GetParam().prefill, .decode = GetParam().decode, .transport = GetParam().transport});
+  Cluster cluster({.prefill = GetParam().prefill, .decode = GetParam().decode, .transport = GetParam().transport});
   const uint64_t block_bytes = BlockBytes(TinyModel());
 
   // Together, so that every worker is needed.
@@ -103,9 +102,8 @@ TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SplitEqualsUnifiedTest,
-                         ::testing::Values(Split{1, 1, "ucx-shm"}, Split{1, 1, "ucx-tcp"},
-                                           Split{2, 2, "ucx-shm"}, Split{2, 2, "ucx-tcp"},
-                                           Split{1, 1, "auto"}),
+                         ::testing::Values(Split{1, 1, "ucx-shm"}, Split{1, 1, "ucx-tcp"}, Split{2, 2, "ucx-shm"},
+                                           Split{2, 2, "ucx-tcp"}, Split{1, 1, "auto"}),
                          [](const auto& info) {
                            std::string name = std::to_string(info.param.prefill) + "P" +
                                               std::to_string(info.param.decode) + "D_" + info.param.transport;
@@ -155,6 +153,40 @@ ClientRequest Question(const std::string& text) {
   request.want_token_ids = true;
   request.timings = true;
   return request;
+}
+
+// Processes that were started by hand with blocks of their own: the router pairs them, the decode worker converts.
+TEST(UnlikeBlocksTest, AWriterOf64AndAReaderOf16TokensABlockGiveTheAnswersOfOneWorker) {
+  const auto& expected = UnifiedAnswers();
+  ScratchFolder folder;
+  const std::string state = folder.path() + "/state";
+  Process router(folder, {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+  const size_t at = router.WaitForOut("listening on ", kStartLimit);
+  ASSERT_NE(at, std::string::npos) << router.err();
+  std::string address = router.out().substr(at + 13);
+  address = address.substr(0, address.find('\n'));
+  std::vector<std::unique_ptr<Process>> workers;
+  for (const auto& [role, block_tokens] : {std::pair("prefill", "64"), std::pair("decode", "16")}) {
+    workers.push_back(std::make_unique<Process>(
+        folder, std::vector<std::string>{BATON_BINARY, role, TinyModel(), "--router", address, "--state-dir", state,
+                                         "--kv-memory", "16MiB", "--block-tokens", block_tokens}));
+    ASSERT_NE(router.WaitForOut(std::string(role) + "-0 joined", kStartLimit), std::string::npos) << router.out();
+  }
+  const auto client = InferenceClient::Create({.address = address, .in_process = nullptr});
+  for (size_t i = 0; i < kLengths.size(); ++i) {
+    ClientRequest request = GreedyIds(RandomPrompt(kLengths[i], kLengths[i]), kAnswer);
+    request.placement = PlacementHint::kDisaggregated;
+    const Answer answer = Ask(client.get(), request);
+    EXPECT_TRUE(answer.ok()) << answer.result.status.ToString();
+    EXPECT_EQ(answer.ids, expected[i]) << kLengths[i] << " tokens";
+    EXPECT_TRUE(answer.done.timings.disaggregated);
+  }
+  for (auto& worker : workers) {
+    worker->Signal(SIGTERM);
+    EXPECT_EQ(worker->Wait(kStopLimit), 0) << worker->err();
+  }
+  router.Signal(SIGTERM);
+  EXPECT_EQ(router.Wait(kStopLimit), 0) << router.err();
 }
 
 TEST(RealModelTest, TheCapitalOfFranceIsParisOnOneWorkerAndOnTwo) {

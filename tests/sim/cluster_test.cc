@@ -16,6 +16,54 @@ TEST(SimClusterTest, WithoutFaultsEveryAnswerEqualsTheReferenceAndBlocksReturn) 
   for (const char* name : {"p0", "p1", "d0", "d1"}) EXPECT_GT(c.used.count(name), 0u) << name;
 }
 
+// P and D of other block sizes, in turn.
+void MakeUnlike(uint64_t seed, SimOptions* cluster) {
+  constexpr uint32_t kSizes[][2] = {{16, 32}, {32, 16}, {64, 32}, {32, 128}, {16, 64}, {64, 16}};
+  const auto& [writes, reads] = kSizes[seed % 6];
+  cluster->pool_blocks = cluster->pool_blocks * cluster->block_tokens / writes;
+  cluster->block_tokens = writes;
+  cluster->decode_block_tokens = reads;
+}
+
+TEST(SimClusterTest, PairsOfUnlikeBlockSizesGiveTheReferencesAnswers) {
+  const ScenarioCounts c = RunAll(30, [](uint64_t seed) {
+    ScenarioOptions o;
+    o.cluster.pool_blocks = 120;
+    MakeUnlike(seed, &o.cluster);
+    o.every_request_succeeds = true;
+    return o;
+  });
+  EXPECT_GT(c.disaggregated, 100u);
+  EXPECT_GT(c.converted, 100u);
+  EXPECT_GT(c.cached_tokens, 0u);
+}
+
+TEST(SimClusterTest, UnlikePairsKeepEveryPromiseUnderFaults) {
+  const ScenarioCounts c = RunAll(150, [](uint64_t seed) {
+    ScenarioOptions o = MixedScenario(seed);
+    MakeUnlike(seed, &o.cluster);
+    // Children that end in the middle of a conversion.
+    if (seed % 3 == 0) o.cluster.cost.convert = milliseconds(20);
+    if (seed % 4 == 0) o.cancel = 0.4;
+    return o;
+  });
+  EXPECT_GT(c.converted, 500u);
+  EXPECT_GT(c.converted_unused, 10u);
+  EXPECT_GT(c.replacements, 0u);
+  EXPECT_GT(c.preemptions, 0u);
+}
+
+TEST(SimClusterTest, CorruptStagingIsNeverConverted) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t seed) {
+    ScenarioOptions o;
+    MakeUnlike(seed, &o.cluster);
+    o.cluster.transfer.post_truncate = 0.1;
+    return o;
+  });
+  EXPECT_GT(c.corrupt, 0u);
+  EXPECT_GT(c.converted, 50u);
+}
+
 TEST(SimClusterTest, UnderPoolPressureSequencesArePreemptedAndAnswersStayEqual) {
   const ScenarioCounts c = RunAll(30, [](uint64_t) {
     ScenarioOptions o;

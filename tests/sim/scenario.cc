@@ -25,6 +25,7 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
   for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
   emptied += o.emptied, role_changes += o.role_changes, orders_refused += o.orders_refused;
+  converted += o.converted, converted_unused += o.converted_unused;
   for (const auto& [name, n] : o.used) used[name] += n;
   for (const auto& [name, n] : o.failures) failures[name] += n;
 }
@@ -326,6 +327,8 @@ void Scenario::CollectCounts() {
     counts_.cached_tokens += core->counters().cached_tokens;
     counts_.grants += core->connector().counters().grants;
     counts_.busy += core->connector().counters().busy;
+    counts_.converted += core->connector().counters().converted;
+    counts_.converted_unused += core->connector().counters().converted_unused;
     counts_.repushes += core->connector().writer().counters().repushes;
     counts_.corrupt += core->connector().reader().counters().corrupt;
     counts_.missing += core->connector().reader().counters().missing;

@@ -50,6 +50,7 @@ struct ScenarioCounts {
   uint64_t done = 0, failed = 0, cancelled = 0, tokens = 0, disaggregated = 0, preemptions = 0, cached_tokens = 0;
   uint64_t grants = 0, quarantined = 0, handed_off = 0, repushes = 0, corrupt = 0, replacements = 0;
   uint64_t lost_with_front = 0, step_failures = 0, missing = 0, unwanted_grants = 0, surplus_parts = 0;
+  uint64_t converted = 0, converted_unused = 0;  // hand-offs between unlike layouts
   uint64_t transfer_bytes = 0, hidden_bytes = 0, replay_faults = 0;
   uint64_t busy = 0;                                      // RESERVEs that were put off
   uint64_t cancelled_reserving = 0, cancelled_ready = 0;  // P waits for its GRANT; D owns the request

@@ -76,6 +76,15 @@ struct Topology {
   std::string name;
   ClusterOptions options;
 };
+Topology Unlike(uint32_t writes, uint32_t reads, const std::string& transport = "local") {
+  std::string name = transport == "local" ? "Local" : transport == "ucx-shm" ? "UcxShm" : "UcxTcp";
+  return {name + "Blocks" + std::to_string(writes) + "To" + std::to_string(reads),
+          {.num_prefill = 1,
+           .num_decode = 1,
+           .transport = transport,
+           .block_tokens = writes,
+           .decode_block_tokens = reads}};
+}
 class SameEverywhere : public testing::TestWithParam<Topology> {};
 
 TEST_P(SameEverywhere, OneAtATimeAndAllAtOnce) {
@@ -96,6 +105,8 @@ TEST_P(SameEverywhere, OneAtATimeAndAllAtOnce) {
       if (index >= options.num_prefill) continue;
       EXPECT_GT(cluster.core(name).counters().steps, 0u) << name << " was never used";
     }
+    const uint64_t converted = cluster.core("d0").connector().counters().converted;
+    EXPECT_EQ(converted > 0, options.decode_block_tokens != 0);
     size_t handed_off = 0;
     for (const Answer& a : together) handed_off += a.timings.disaggregated;
     EXPECT_GT(handed_off, 0u);
@@ -116,7 +127,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Topology{"UcxShm1P1D", {.num_prefill = 1, .num_decode = 1, .transport = "ucx-shm"}},
                     Topology{"UcxShm2P2D", {.num_prefill = 2, .num_decode = 2, .transport = "ucx-shm"}},
                     Topology{"UcxTcp1P1D", {.num_prefill = 1, .num_decode = 1, .transport = "ucx-tcp"}},
-                    Topology{"UcxTcp2P2D", {.num_prefill = 2, .num_decode = 2, .transport = "ucx-tcp"}}),
+                    Topology{"UcxTcp2P2D", {.num_prefill = 2, .num_decode = 2, .transport = "ucx-tcp"}}, Unlike(16, 32),
+                    Unlike(32, 16), Unlike(64, 32), Unlike(32, 128), Unlike(128, 16), Unlike(16, 32, "ucx-shm"),
+                    Unlike(64, 32, "ucx-shm"), Unlike(32, 128, "ucx-shm"), Unlike(16, 32, "ucx-tcp"),
+                    Unlike(64, 32, "ucx-tcp"), Unlike(32, 128, "ucx-tcp")),
     [](const auto& info) { return info.param.name; });
 
 TEST(ClusterEqualityTest, ReferenceKernelsGiveTheSameBits) {
@@ -169,6 +183,51 @@ TEST(ClusterEqualityTest, AWarmReaderIsSentExactlyTheBlocksItLacks) {
 
   InProcessCluster alone({.model = Model(), .num_unified = 1, .prefix_cache = false});
   EXPECT_EQ(alone.Ask(longer).tokens, half_warm.tokens);
+}
+
+TEST(ClusterEqualityTest, AWarmReaderOfOtherBlocksIsSentOnlyBlocksOfWhichItLacksAPart) {
+  InProcessCluster cluster(
+      {.model = Model(), .num_prefill = 1, .num_decode = 1, .block_tokens = 64, .decode_block_tokens = 32});
+  const ClientRequest request = Make(100, 77, 20);  // the reader keeps 96 tokens, then the answer's up to 119
+  const Answer cold = cluster.Ask(request);
+  const Answer warm = cluster.Ask(request);
+  ClientRequest longer = request;
+  Rng rng(5);
+  for (int i = 0; i < 100; ++i)
+    std::get<TokenPrompt>(longer.prompt).ids.push_back(static_cast<int64_t>(3 + rng.Below(250)));
+  const Answer half_warm = cluster.Ask(longer);
+  cluster.Stop();
+  EXPECT_EQ(cold.tokens, warm.tokens);
+  const uint64_t block = MakeKvLayout(cluster.file().decoder(), 64, DType::kBF16).BlockBytes(0);
+  EXPECT_EQ(cold.timings.prefill.transfer_bytes, 2 * block);
+  EXPECT_EQ(warm.timings.prefill.transfer_bytes, block) << "64 of 100 are held as a whole block of the writer";
+  EXPECT_EQ(half_warm.timings.prefill.transfer_bytes, 3 * block) << "of 200 tokens 96 are held: not block 0 of 0 to 3";
+
+  InProcessCluster alone({.model = Model(), .num_unified = 1, .prefix_cache = false});
+  EXPECT_EQ(alone.Ask(request).tokens, cold.tokens);
+  EXPECT_EQ(alone.Ask(longer).tokens, half_warm.tokens);
+}
+
+TEST(ClusterEqualityTest, UnlikeBlocksUnderLostTransfersAndPreemptionChangeNothing) {
+  FaultRates faults;
+  faults.notice_drop = 0.1;
+  faults.notice_duplicate = 0.1;
+  faults.post_truncate = 0.05;
+  faults.post_fail = 0.05;
+  faults.max_delay = std::chrono::milliseconds(20);
+  InProcessCluster cluster({.model = Model(),
+                            .num_prefill = 2,
+                            .num_decode = 2,
+                            .transport = "fake",
+                            .faults = faults,
+                            .block_tokens = 32,
+                            .decode_block_tokens = 16,
+                            .pool_blocks = 24});
+  for (int round = 0; round < 3; ++round) ExpectEqual(cluster.Ask(Workload()), cluster.logits());
+  cluster.Stop();
+  uint64_t converted = 0;
+  for (const char* d : {"d0", "d1"}) converted += cluster.core(d).connector().counters().converted;
+  EXPECT_GT(converted, 0u);
 }
 
 TEST(ClusterEqualityTest, AnAnswerOfOneTokenNeedsNoHandOff) {

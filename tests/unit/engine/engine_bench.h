@@ -14,6 +14,7 @@ namespace baton {
 class ScriptedRunner : public ModelRunner {
  public:
   void Launch(StepPlan plan) override { launched.push_back(std::move(plan)); }
+  void Convert(KvConversion conversion) override { conversions.push_back(std::move(conversion)); }
   void Poll(std::vector<RunnerEvent>* out) override {
     for (RunnerEvent& e : events) out->push_back(std::move(e));
     events.clear();
@@ -30,6 +31,7 @@ class ScriptedRunner : public ModelRunner {
   }
 
   std::deque<StepPlan> launched;
+  std::deque<KvConversion> conversions;
   std::vector<RunnerEvent> events;
 };
 
@@ -163,14 +165,16 @@ struct EngineBench {
 
   // ---- this worker reads: the test is the writer "p"
   ProcessId writer{"p", {8, 9}};
-  void Greet(const std::string& host = "", uint64_t pid = 0) {
+  void Greet(const std::string& host = "", uint64_t pid = 0) { Greet(layout, host, pid); }
+  void Greet(const KvLayout& of_writer, const std::string& host = "", uint64_t pid = 0) {
+    writer_layout = of_writer;
     Do(LinkUp{kWriterLink, LinkKind::kPairReader});
     PairHello hello;
     hello.writer = writer;
     hello.reader = options.self.process;
     hello.session = 1;
     hello.model = options.model;
-    hello.layout = layout;
+    hello.layout = of_writer;
     hello.host = host;
     hello.pid = pid;
     FromWriter(hello);
@@ -188,7 +192,12 @@ struct EngineBench {
   }
   // Every chunk arrives, then COMMIT with the answer's first token.
   void Fill(const Grant& grant, TokenId first_token) {
-    const ChunkGrid grid(layout, {static_cast<uint32_t>(grant.blocks[0].size())});
+    uint32_t num_tokens = grant.hit_tokens;
+    for (size_t b = 0; b < grant.blocks[0].size(); ++b) num_tokens += layout.block_tokens;
+    Fill(grant, num_tokens, first_token);
+  }
+  void Fill(const Grant& grant, uint32_t num_tokens, TokenId first_token, uint64_t damage = 0) {
+    const ChunkGrid grid(writer_layout, {NumMovingBlocks(writer_layout, grant.hit_tokens, num_tokens)});
     Commit commit;
     commit.child = grant.child;
     commit.epoch = grant.epoch;
@@ -197,10 +206,9 @@ struct EngineBench {
     commit.progress.tokens = {{first_token, 0, {}}};
     for (ChunkIndex i = 0; i < grid.size(); ++i) {
       transport.events.push_back(ChunkArrived{writer, grant.ticket, i, 1, 50 + i});
-      commit.digests.push_back({i, 50 + i});
+      commit.digests.push_back({i, 50 + i + damage});
     }
-    commit.token_count = grant.hit_tokens;
-    for (size_t b = 0; b < grant.blocks[0].size(); ++b) commit.token_count += layout.block_tokens;
+    commit.token_count = num_tokens;
     Turn();
     FromWriter(commit);
   }
@@ -228,7 +236,13 @@ struct EngineBench {
   uint32_t free_blocks() const { return core->pool().counts(0).available(); }
 
   TimePoint now{std::chrono::seconds(1)};
-  KvLayout layout;
+  void Convert(Status status = {}) {
+    runner.events.push_back(KvConverted{runner.conversions.front().op, std::move(status)});
+    runner.conversions.pop_front();
+    Turn();
+  }
+
+  KvLayout layout, writer_layout;
   EngineOptions options;
   ScriptedRunner runner;
   ScriptedTransport transport;

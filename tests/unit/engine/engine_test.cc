@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -260,6 +261,130 @@ TEST(EngineCore, AReaderRunsWhatIsCompleteAndRightAndEmitsTheFirstTokenAgain) {
   EXPECT_EQ(Indices(b), (std::vector<uint32_t>{0, 1, 2, 3})) << "from the delivered count on: P's token too";
   EXPECT_TRUE(b.core->idle());
   EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+// A writer with blocks of 64 tokens hands 48 tokens to a reader of 16: one block, which needs four for its bytes.
+struct UnlikeBench : EngineBench {
+  UnlikeBench() : EngineBench({false, true}) {
+    KvLayout theirs = layout;
+    theirs.block_tokens = 64;
+    Greet(theirs);
+    FromWriter(ReserveFor(request, 1));
+    grant = Last<Grant>();
+  }
+  RequestPtr request = Make(1, 48, 4);
+  Grant grant;
+};
+
+TEST(EngineCore, AnUnlikeHandOffIsAcknowledgedWhenItIsConvertedAndNotBefore) {
+  UnlikeBench b;
+  ASSERT_EQ(b.grant.blocks[0].size(), 4u);
+  ASSERT_EQ(b.grant.staging_block_bytes, std::vector<uint64_t>{b.layout.BlockBytes(0)});
+  EXPECT_EQ(b.core->pool().counts(0).owned, 8u) << "staging, three for 48 tokens, one to grow";
+  b.Fill(b.grant, 48, 9);
+  EXPECT_TRUE(b.Sent<CommitAnswer>().empty());
+  EXPECT_TRUE(b.runner.launched.empty());
+  ASSERT_EQ(b.runner.conversions.size(), 1u);
+  const KvConversion& conversion = b.runner.conversions[0];
+  EXPECT_EQ(conversion.groups[0].staging, b.grant.blocks[0]);
+  EXPECT_EQ(conversion.groups[0].target.size(), 3u);
+  EXPECT_EQ(conversion.num_tokens, 48u);
+  b.Convert();
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+  EXPECT_EQ(b.core->pool().counts(0).owned, 4u) << "staging went back";
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(Indices(b), (std::vector<uint32_t>{0, 1, 2, 3}));
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, OfAnAbortedUnlikeHandOffTheStagingIsQuarantinedAndNothingElse) {
+  UnlikeBench b;
+  b.Front(CancelCommand{b.request->id, 1});
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 4u);
+  EXPECT_EQ(b.core->pool().counts(0).owned, 0u) << "no writer knows the reader's own blocks";
+  b.FromWriter(Drained{b.grant.ticket, false});
+  EXPECT_EQ(b.free_blocks(), 16u);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AWriterWhoseSessionEndsLeavesItsStagingInQuarantine) {
+  UnlikeBench b;
+  b.Do(LinkDown{EngineBench::kWriterLink, UnavailableError("cut")});
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 4u);
+  b.now += seconds(2);  // receiver-posted: the reader's own fence
+  b.Turn();
+  b.Turn();
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, CorruptStagingIsQuarantinedAndNeverConverted) {
+  UnlikeBench b;
+  b.Fill(b.grant, 48, 9, /*damage=*/1);
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kCorrupt);
+  EXPECT_TRUE(b.runner.conversions.empty());
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 4u);
+}
+
+TEST(EngineCore, ACancelInTheMiddleOfAConversionKeepsAllItsBlocksUntilThatIsOver) {
+  UnlikeBench b;
+  b.Fill(b.grant, 48, 9);
+  b.Front(CancelCommand{b.request->id, 1});
+  EXPECT_EQ(b.core->pool().counts(0).owned, 8u);
+  EXPECT_FALSE(b.core->idle());
+  b.Convert();
+  EXPECT_EQ(b.free_blocks(), 16u);
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_TRUE(b.Sent<CommitAnswer>().empty()) << "it was never acknowledged";
+  Commit again;
+  again.child = b.request->id;
+  again.epoch = 1;
+  again.ticket = b.grant.ticket;
+  b.FromWriter(again);
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kStaleTicket);
+}
+
+TEST(EngineCore, WhileItConvertsACommitIsNotAnsweredAndALostSessionEndsNothing) {
+  UnlikeBench b;
+  b.Fill(b.grant, 48, 9);
+  b.Fill(b.grant, 48, 9);
+  EXPECT_TRUE(b.Sent<CommitAnswer>().empty());
+  EXPECT_EQ(b.runner.conversions.size(), 1u);
+  b.Do(LinkDown{EngineBench::kWriterLink, UnavailableError("cut")});
+  b.Convert();
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 0u);
+  EXPECT_FALSE(b.runner.launched.empty()) << "all of it came and is right";
+}
+
+TEST(EngineCore, AConversionThatFailsIsCorruptAndGivesEverythingBack) {
+  UnlikeBench b;
+  b.Fill(b.grant, 48, 9);
+  b.Convert(InternalError("the device failed"));
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kCorrupt);
+  EXPECT_EQ(b.free_blocks(), 16u);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AnUnlikeHandOffThatCannotFitBesideItsStagingIsRefused) {
+  UnlikeBench b;  // a pool of 16 blocks: 8 + 1 and 8 more for staging
+  b.Front(CancelCommand{b.request->id, 1});
+  b.FromWriter(Drained{b.grant.ticket, false});
+  b.FromWriter(b.ReserveFor(b.Make(2, 128, 4), 1));
+  ASSERT_EQ(b.Sent<Refused>().size(), 1u);
+  EXPECT_EQ(b.Last<Refused>().why, RefuseReason::kTooLarge);
+  EXPECT_THAT(b.Last<Refused>().detail, testing::HasSubstr("the prompt and its staging needs 17 KV blocks"));
+}
+
+TEST(EngineCore, LayoutsWithoutAConverterAreRefusedByName) {
+  EngineBench b({false, true});
+  KvLayout theirs = b.layout;
+  theirs.tile = TileForm::kTokenMajor;
+  b.Greet(theirs);
+  const Status why = b.Last<PairHelloAnswer>().status;
+  EXPECT_EQ(why.code(), Code::kFailedPrecondition);
+  EXPECT_THAT(why.message(), testing::HasSubstr("no converter between tile forms"));
+  EXPECT_THAT(why.message(), testing::HasSubstr(theirs.Describe()));
+  EXPECT_THAT(why.message(), testing::HasSubstr(b.layout.Describe()));
 }
 
 TEST(EngineCore, ReserveIsRefusedWithoutTheFrontAfterACancelAndWhileDraining) {

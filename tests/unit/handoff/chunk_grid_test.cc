@@ -65,6 +65,66 @@ TEST(ChunkGridTest, EveryByteOfEveryMovingBlockIsCopiedExactlyOnce) {
   }
 }
 
+// Writer and reader of any block sizes, any prompt, any hit of the reader's: what the writer copies, read through the
+// staging map, is each byte of each moving block once, in staging blocks of the reader, and no piece could be joined
+// with the one before it.
+TEST(ChunkGridTest, StagedCopiesCoverEveryByteOnceAndAreMerged) {
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    Rng rng(seed);
+    constexpr uint32_t kSizes[] = {16, 32, 64, 128};
+    const auto layers = static_cast<uint32_t>(1 + rng.Below(12)), heads = static_cast<uint32_t>(1 + rng.Below(4));
+    const KvLayout writer = Layout(layers, heads, 2, kSizes[rng.Below(4)]);
+    const KvLayout reader = Layout(layers, heads, 2, kSizes[rng.Below(4)]);
+    const StagingMap staging(writer, 0, reader.BlockBytes(0));
+    if (!staging.fits()) continue;
+    const auto tokens = static_cast<uint32_t>(1 + rng.Below(600));
+    const auto hit = static_cast<uint32_t>(rng.Below(tokens / reader.block_tokens + 1)) * reader.block_tokens;
+    const uint32_t first = FirstMovingBlock(writer, hit, tokens), moving = NumMovingBlocks(writer, hit, tokens);
+    ASSERT_EQ(moving == 0, hit == tokens);
+    ASSERT_TRUE(moving == 0 || first * writer.block_tokens <= hit);
+    ASSERT_LT(hit / writer.block_tokens, first + 1) << "a block that the reader holds whole does not move";
+    ASSERT_EQ(first + moving, writer.BlocksFor(tokens));
+
+    const KvPoolPlan pool = PlanPool(writer, uint64_t{1} << 24);
+    std::vector<BlockId> source;
+    for (uint32_t b = 0; b < moving; ++b) source.push_back(BlockId{moving - b});
+    const uint32_t staging_blocks = moving == 0 ? 0 : staging.BlocksFor(moving);
+    // What lies at each staging byte, in words of 4: the offset in the writer's pool.
+    const auto words = reader.BlockBytes(0) / 4;
+    std::vector<uint64_t> landed(staging_blocks * words, UINT64_MAX);
+    uint64_t total = 0;
+    const ChunkGrid grid(writer, {moving});
+    for (ChunkIndex i = 0; i < grid.size(); ++i) {
+      const CopyPiece* before = nullptr;
+      const auto pieces = PlanCopies(writer, pool, grid.At(i), source, 0, reader.BlockBytes(0));
+      for (const CopyPiece& p : pieces) {
+        ASSERT_LT(p.target_block, staging_blocks);
+        ASSERT_LE(p.target_offset + p.bytes, reader.BlockBytes(0));
+        ASSERT_FALSE(before != nullptr && before->target_block == p.target_block &&
+                     before->target_offset + before->bytes == p.target_offset &&
+                     before->source + before->bytes == p.source);
+        before = &p;
+        total += p.bytes;
+        for (uint64_t at = 0; at < p.bytes / 4; ++at) {
+          uint64_t& there = landed[p.target_block * words + p.target_offset / 4 + at];
+          ASSERT_EQ(there, UINT64_MAX);
+          there = p.source + at * 4;
+        }
+      }
+    }
+    ASSERT_EQ(total, uint64_t{moving} * writer.BlockBytes(0));
+    for (uint32_t b = 0; b < moving; ++b) {
+      for (uint64_t tile = 0; tile < writer.BlockBytes(0); tile += writer.TileBytes(0)) {
+        const StagingMap::Place place = staging.At(b, tile);
+        for (uint64_t at = 0; at < writer.TileBytes(0); at += 4) {
+          ASSERT_EQ(landed[place.block * words + (place.offset + at) / 4],
+                    pool.BlockOffset(writer, 0, source[b]) + tile + at);
+        }
+      }
+    }
+  }
+}
+
 TEST(ChunkGridTest, NineTenthsOfA512TokenPromptMoveBeforeTheLastLayerOfThirty) {
   const ChunkGrid grid(Layout(30, 3, 64, 32), {16});
   uint64_t before = 0;

@@ -190,13 +190,26 @@ TEST(Router, CreditsBoundWhatIsOutstandingAndReturnWhenPrefillEnds) {
   EXPECT_FALSE(c.Place(q));
 }
 
-TEST(Router, OnlyEqualModelsLayoutsAndNumericIdentitiesArePaired) {
+TEST(Router, WorkersOfOtherBlockSizesArePairedWhenThatPaysForTheConversion) {
+  Cluster c;
+  WorkerHello p = HelloOf("p", true, false), like = HelloOf("like", false, true),
+              unlike = HelloOf("unlike", false, true);
+  unlike.layout.block_tokens = 64;
+  c.Add(p, Idle(p));
+  c.Add(unlike, Idle(unlike));
+  ASSERT_TRUE(c.Place(QueryOf(1000)));
+  EXPECT_EQ(c.Place(QueryOf(1000))->mode, Placement::Mode::kDisaggregated);
+  const auto id = c.Add(like, Idle(like));
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(c.Place(QueryOf(1000))->decode, id) << "else equal: no conversion is less";
+}
+
+TEST(Router, OnlyModelsLayoutsAndNumericIdentitiesThatGoTogetherArePaired) {
   for (const int differs : {0, 1, 2}) {
     Cluster c;
     c.Add("p", true, false);
     WorkerHello h = HelloOf("d", false, true);
     if (differs == 0) h.model.weights = {9, 9};
-    if (differs == 1) h.layout.block_tokens = 64;
+    if (differs == 1) h.layout.tile = TileForm::kTokenMajor;
     if (differs == 2) h.numeric = {9, 9};
     c.Add(h, Idle(h));
     const auto placed = c.Place(QueryOf(1000));

@@ -99,7 +99,7 @@ BATON_FIELDS(Commit, x.child, x.epoch, x.ticket, x.attempt, x.progress, x.token_
 BATON_FIELDS(Drained, x.ticket, x.severed)
 BATON_FIELDS(PairHeartbeat, x.alive)
 BATON_FIELDS(PairHelloAnswer, x.status, x.reader, x.session, x.descriptor, x.open_tickets)
-BATON_FIELDS(Grant, x.child, x.epoch, x.attempt, x.ticket, x.hit_tokens, x.blocks, x.base)
+BATON_FIELDS(Grant, x.child, x.epoch, x.attempt, x.ticket, x.hit_tokens, x.blocks, x.base, x.staging_block_bytes)
 BATON_FIELDS(Busy, x.child, x.epoch, x.attempt, x.retry_after)
 BATON_FIELDS(Refused, x.child, x.epoch, x.attempt, x.why, x.detail)
 BATON_FIELDS(CommitAnswer, x.child, x.epoch, x.ticket, x.attempt, x.verdict, x.missing)
@@ -291,6 +291,7 @@ class Filler {
   void Mend(Grant& g) {
     g.base.resize(g.blocks.size());
     for (size_t i = 0; i < g.base.size(); ++i) g.base[i].resize(g.blocks[i].size());
+    if (g.staged()) g.staging_block_bytes.resize(g.blocks.size());
   }
 
   Rng rng_;

@@ -1,0 +1,166 @@
+// KV of one layout made into another, against an oracle that places every value by its position in double precision.
+#include "device/cpu/kv_convert.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/rng.h"
+#include "kernels/formats.h"
+
+namespace baton {
+namespace {
+
+double Load(DType dtype, const std::byte* at) {
+  if (dtype == DType::kF32) {
+    float f;
+    std::memcpy(&f, at, 4);
+    return f;
+  }
+  const uint16_t h = LoadU16(at);
+  return dtype == DType::kBF16 ? Bf16ToFloat(h) : Fp16ToFloat(h);
+}
+void Store(DType dtype, float value, std::byte* at) {
+  if (dtype == DType::kF32) {
+    std::memcpy(at, &value, 4);
+    return;
+  }
+  uint16_t h;
+  if (dtype == DType::kBF16) {
+    h = FloatToBf16(value);
+  } else {
+    const auto f = static_cast<_Float16>(value);
+    std::memcpy(&h, &f, 2);
+  }
+  std::memcpy(at, &h, 2);
+}
+
+// Elements from a tile's start to (token, d), as kv_layout.h says.
+size_t Element(const KvLayout& l, bool value, uint32_t token, uint32_t d) {
+  const uint32_t dim = l.groups[0].head_dim;
+  if (l.tile == TileForm::kTokenMajor) return size_t{token} * dim + d;
+  if (value) return (size_t{token / 2} * dim + d) * 2 + token % 2;
+  return (size_t{d / 2} * l.block_tokens + token) * 2 + d % 2;
+}
+
+struct World {
+  KvLayout from, to;
+  uint32_t first = 0, tokens = 0;
+  std::vector<std::vector<std::byte>> staging, target;
+
+  void Draw(Rng* rng, DType source, DType dest) {
+    constexpr uint32_t kSizes[] = {16, 32, 64, 128};
+    from.tile = to.tile = rng->Chance(0.8) ? TileForm::kPairs : TileForm::kTokenMajor;
+    from.block_tokens = kSizes[rng->Below(4)];
+    to.block_tokens = kSizes[rng->Below(4)];
+    KvGroup group{KvKind::kFull, static_cast<uint32_t>(1 + rng->Below(3)), static_cast<uint32_t>(1 + rng->Below(3)),
+                  static_cast<uint32_t>(8 + 2 * rng->Below(5)), source};
+    from.groups = {group};
+    group.dtype = dest;
+    to.groups = {group};
+    tokens = static_cast<uint32_t>(1 + rng->Below(300));
+    first = static_cast<uint32_t>(rng->Below((tokens - 1) / to.block_tokens + 1)) * to.block_tokens;
+  }
+  uint32_t FirstSource() const { return first / from.block_tokens; }
+  bool Fill(Rng* rng) {
+    const StagingMap map(from, 0, to.BlockBytes(0));
+    if (!map.fits()) return false;
+    staging.assign(map.BlocksFor(from.BlocksFor(tokens) - FirstSource()), std::vector<std::byte>(to.BlockBytes(0)));
+    for (auto& block : staging) {
+      for (std::byte& b : block) b = static_cast<std::byte>(rng->Next());  // past the valid count: anything
+    }
+    target.assign(to.BlocksFor(tokens) - first / to.block_tokens,
+                  std::vector<std::byte>(to.BlockBytes(0), std::byte{0xee}));
+    return true;
+  }
+  std::byte* At(uint32_t head, uint32_t layer, bool value, uint32_t position, uint32_t d) {
+    const StagingMap map(from, 0, to.BlockBytes(0));
+    const auto place = map.At(position / from.block_tokens - FirstSource(), from.TileOffset(0, head, layer, value));
+    return staging[place.block].data() + place.offset +
+           Element(from, value, position % from.block_tokens, d) * BytesOf(from.groups[0].dtype, 1);
+  }
+  const std::byte* Out(uint32_t head, uint32_t layer, bool value, uint32_t slot, uint32_t d) const {
+    return target[slot / to.block_tokens].data() + to.TileOffset(0, head, layer, value) +
+           Element(to, value, slot % to.block_tokens, d) * BytesOf(to.groups[0].dtype, 1);
+  }
+  void Convert() {
+    std::vector<const std::byte*> in;
+    std::vector<std::byte*> out;
+    for (auto& b : staging) in.push_back(b.data());
+    for (auto& b : target) out.push_back(b.data());
+    const KvConvertParams params{&from, &to, 0, first, tokens, in, out};
+    const size_t items = target.size() * to.groups[0].num_kv_heads;
+    for (size_t i = 0; i < items; ++i) ConvertKv(params, i, i + 1);
+  }
+};
+
+// The worst distance from the exact value that rounding to the nearest allows.
+double Bound(DType from, DType to, double exact) {
+  if (from == to || to == DType::kF32) return 0;
+  if (to == DType::kBF16) return std::max(std::abs(exact) * 0x1p-9, 0x1p-134);
+  if (std::abs(exact) > 65504) return std::abs(exact) - 65504;
+  return std::max(std::abs(exact) * 0x1p-12 * 1.001, 0x1p-25);
+}
+
+TEST(KvConvertTest, EveryValueIsInItsPlaceWithinTheBoundAndTheRestIsZero) {
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  int compared = 0;
+  for (uint64_t seed = 0; seed < 450; ++seed) {
+    Rng rng(seed);
+    const DType source = kTypes[seed % 3], dest = kTypes[seed / 3 % 3];
+    World w;
+    w.Draw(&rng, source, dest);
+    if (!w.Fill(&rng)) continue;
+    const KvGroup& g = w.from.groups[0];
+    const auto each = [&](auto fn) {
+      for (uint32_t head = 0; head < g.num_kv_heads; ++head) {
+        for (uint32_t layer = 0; layer < g.num_layers; ++layer) {
+          for (const bool value : {false, true}) {
+            for (uint32_t d = 0; d < g.head_dim; ++d) fn(head, layer, value, d);
+          }
+        }
+      }
+    };
+    const uint32_t begin = w.FirstSource() * w.from.block_tokens;
+    each([&](uint32_t head, uint32_t layer, bool value, uint32_t d) {
+      for (uint32_t position = begin; position < w.tokens; ++position) {
+        const double scale = std::exp2(static_cast<double>(rng.Below(40)) - 24);
+        Store(source, static_cast<float>((rng.Unit() - 0.5) * scale), w.At(head, layer, value, position, d));
+      }
+    });
+    w.Convert();
+    each([&](uint32_t head, uint32_t layer, bool value, uint32_t d) {
+      for (uint32_t slot = 0; slot < w.target.size() * w.to.block_tokens; ++slot) {
+        const uint32_t position = w.first + slot;
+        const double got = Load(dest, w.Out(head, layer, value, slot, d));
+        if (position >= w.tokens) {
+          ASSERT_EQ(got, 0) << "a slot past the valid count";
+          continue;
+        }
+        const double exact = Load(source, w.At(head, layer, value, position, d));
+        ASSERT_LE(std::abs(got - exact), Bound(source, dest, exact)) << exact << " seed " << seed;
+        ++compared;
+      }
+    });
+  }
+  EXPECT_GT(compared, 1'000'000);
+}
+
+TEST(KvConvertTest, WhatFp16CannotHoldIsTheLargestThatItCan) {
+  Rng rng(1);
+  World w;
+  w.Draw(&rng, DType::kF32, DType::kF16);
+  w.tokens = 16, w.first = 0;
+  ASSERT_TRUE(w.Fill(&rng));
+  const float values[] = {1e30f, -1e30f, std::numeric_limits<float>::infinity(), 65519, 65504};
+  for (uint32_t d = 0; d < 5; ++d) Store(DType::kF32, values[d], w.At(0, 0, true, 0, d));
+  w.Convert();
+  for (uint32_t d = 0; d < 5; ++d) {
+    EXPECT_EQ(Load(DType::kF16, w.Out(0, 0, true, 0, d)), values[d] < 0 ? -65504 : 65504);
+  }
+}
+
+}  // namespace
+}  // namespace baton
