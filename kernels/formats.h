@@ -19,12 +19,17 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
 // Bytes of 16 columns over 32 values of k.
 [[maybe_unused]] static constexpr size_t PanelGroupBytes(DType t) {
   switch (t) {
-    case DType::kF32: return 32 * 16 * 4;
+    case DType::kF32:
+      return 32 * 16 * 4;
     case DType::kF16:
-    case DType::kBF16: return 32 * 16 * 2;
-    case DType::kQ8_0: return 32 + 32 * 16;
-    case DType::kQ4_0: return 32 + 32 * 8;
-    case DType::kQ4_1: return 64 + 32 * 8;
+    case DType::kBF16:
+      return 32 * 16 * 2;
+    case DType::kQ8_0:
+      return 32 + 32 * 16;
+    case DType::kQ4_0:
+      return 32 + 32 * 8;
+    case DType::kQ4_1:
+      return 64 + 32 * 8;
   }
   return 0;
 }
@@ -63,6 +68,14 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
   }
   return BitsToFloat(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
+// To the nearest, ties to even. What does not fit becomes +-65504, so that one large value of a cache does not turn
+// every sum that it enters into an infinity.
+[[maybe_unused]] static inline uint16_t FloatToFp16(float f) {
+  const auto h = static_cast<_Float16>(f > 65504.0f ? 65504.0f : f < -65504.0f ? -65504.0f : f);
+  uint16_t bits;
+  __builtin_memcpy(&bits, &h, sizeof bits);
+  return bits;
+}
 [[maybe_unused]] static inline uint16_t LoadU16(const void* p) {
   uint16_t v;
   std::memcpy(&v, p, sizeof v);
@@ -80,8 +93,10 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
       std::memcpy(&value, bytes + size_t{i} * 4, sizeof value);
       return value;
     }
-    case DType::kF16: return Fp16ToFloat(LoadU16(bytes + size_t{i} * 2));
-    case DType::kBF16: return Bf16ToFloat(LoadU16(bytes + size_t{i} * 2));
+    case DType::kF16:
+      return Fp16ToFloat(LoadU16(bytes + size_t{i} * 2));
+    case DType::kBF16:
+      return Bf16ToFloat(LoadU16(bytes + size_t{i} * 2));
     case DType::kQ8_0: {
       const uint8_t* block = bytes + size_t{group} * 34;
       return static_cast<float>(static_cast<int8_t>(block[2 + j])) * Fp16ToFloat(LoadU16(block));

@@ -91,8 +91,7 @@ struct RopeParams {
   const float* sin_table = nullptr;
 };
 
-// One layer of a group's KV pool: tiles in TileForm::kPairs. bf16; the reference table alone also takes fp32, in
-// which nothing is rounded, to be compared with an oracle in fp32.
+// One layer of a group's KV pool: tiles in TileForm::kPairs, of bf16, fp16 or fp32 (in which nothing is rounded).
 struct KvTiles {
   std::byte* pool = nullptr;  // block 0
   size_t block_bytes = 0;
@@ -113,8 +112,8 @@ struct RowSpan {
   uint32_t first_position = 0;
 };
 
-// Rounds K and V rows [num_kv_heads * head_dim] to bf16 (nearest even) and stores them at their positions.
-// Spans tile [0, rows) in order. Range: rows.
+// Rounds K and V rows [num_kv_heads * head_dim] to kv.dtype (nearest even; fp16 saturates at +-65504) and stores them
+// at their positions. Spans tile [0, rows) in order. Range: rows.
 struct KvWriteParams {
   KvTiles kv;
   const float* k = nullptr;

@@ -49,8 +49,11 @@ struct KvLayout {
 
 // Whether KV that lies as `from` says can be made into what `to` says: equal, or a converter exists.
 // FAILED_PRECONDITION that names both otherwise. Needs equal shapes (groups, layers, heads, dims) and tile forms;
-// block sizes are free. Symmetric and transitive.
+// block sizes are free, and element types among bf16, fp16, fp32. Symmetric and transitive.
 Status CanConvert(const KvLayout& from, const KvLayout& to);
+// Otherwise what is converted was computed with another rounding than the reader's: it has a numeric identity of its
+// own, whatever the reader's is.
+bool SameElementTypes(const KvLayout& a, const KvLayout& b);
 
 // Staging: a reader whose layout is unlike the writer's takes the writer's bytes into spare blocks of its own, tile by
 // tile in the writer's order (block, head, layer, K | V), as many whole tiles to a block as fit.

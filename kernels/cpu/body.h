@@ -334,8 +334,44 @@ BATON_INLINE PairLanes KeyPairs(const uint8_t* tile, uint32_t block_tokens, uint
   return LoadPairs(tile + (size_t{d2} * block_tokens + in_block) * 4);
 }
 
+BATON_INLINE float KvFloat(uint16_t bits) { return Fp16ToFloat(bits); }
+BATON_INLINE float KvFloat(float f) { return f; }
+
+// The same panels out of tiles of fp16 or fp32.
+template <typename Element>
+void ExpandKeysOf(const AttentionTile& t, uint32_t first, uint32_t count) {
+  const uint32_t block_tokens = t.p->kv.block_tokens;
+  for (uint32_t i = 0; i < count; i += 16) {
+    const auto* tile = reinterpret_cast<const Element*>(CacheTile(t, first + i, false));
+    float* out = t.s->keys + size_t{i} * t.head_dim;
+    for (uint32_t d2 = 0; d2 < t.head_dim / 2; ++d2) {
+      const Element* row = tile + (size_t{d2} * block_tokens + (first + i) % block_tokens) * 2;
+      for (uint32_t lane = 0; lane < 16; ++lane) {
+        out[size_t{d2} * 32 + lane] = KvFloat(row[lane * 2]);
+        out[size_t{d2} * 32 + 16 + lane] = KvFloat(row[lane * 2 + 1]);
+      }
+    }
+  }
+}
+template <typename Element>
+void ExpandValuesOf(const AttentionTile& t, uint32_t first, uint32_t count) {
+  const uint32_t block_tokens = t.p->kv.block_tokens;
+  for (uint32_t i = 0; i < count; i += 2) {
+    const auto* row = reinterpret_cast<const Element*>(CacheTile(t, first + i, true)) +
+                      size_t{(first + i) % block_tokens / 2} * t.head_dim * 2;
+    for (uint32_t d = 0; d < t.padded; ++d) {
+      float* out = t.s->values + (size_t{d / 16 * 16} * kAttentionPiece) + size_t{i} * 16 + d % 16;
+      const bool there = d < t.head_dim;
+      out[0] = there ? KvFloat(row[size_t{d} * 2]) : 0.0f;
+      out[16] = there ? KvFloat(row[size_t{d} * 2 + 1]) : 0.0f;
+    }
+  }
+}
+
 // K of the piece's tokens [first, first + count) as fp32 panels of 16 tokens.
 void ExpandKeys(const AttentionTile& t, uint32_t first, uint32_t count) {
+  if (t.p->kv.dtype == DType::kF32) return ExpandKeysOf<float>(t, first, count);
+  if (t.p->kv.dtype == DType::kF16) return ExpandKeysOf<uint16_t>(t, first, count);
   const uint32_t block_tokens = t.p->kv.block_tokens;
   for (uint32_t i = 0; i < count; i += 16) {
     const uint8_t* tile = CacheTile(t, first + i, false);
@@ -354,6 +390,8 @@ BATON_INLINE PairLanes ValuePairs(const AttentionTile& t, const uint8_t* tile, u
 }
 
 void ExpandValues(const AttentionTile& t, uint32_t first, uint32_t count) {
+  if (t.p->kv.dtype == DType::kF32) return ExpandValuesOf<float>(t, first, count);
+  if (t.p->kv.dtype == DType::kF16) return ExpandValuesOf<uint16_t>(t, first, count);
   const uint32_t block_tokens = t.p->kv.block_tokens;
   for (uint32_t i = 0; i < count; i += 2) {
     const uint8_t* tile = CacheTile(t, first + i, true);
@@ -428,9 +466,13 @@ using DirectFn = void (*)(const AttentionTile&, uint32_t, uint32_t, uint32_t);
 constexpr DirectFn kScoresDirect[] = {ScoresDirect<1>, ScoresDirect<2>, ScoresDirect<3>, ScoresDirect<4>};
 constexpr DirectFn kValuesDirect[] = {ValuesDirect<1>, ValuesDirect<2>, ValuesDirect<3>, ValuesDirect<4>};
 
+BATON_INLINE bool ReadsCacheDirectly(const AttentionTile& t) {
+  return t.vectors <= kDirectVectors && t.p->kv.dtype == DType::kBF16;
+}
+
 // weights[vector][token] = q . k for the piece's first `count` tokens, rounded up to 16.
 void Scores(const AttentionTile& t, uint32_t first, uint32_t count) {
-  if (t.vectors <= kDirectVectors) {
+  if (ReadsCacheDirectly(t)) {
     const uint32_t cuts = CeilDiv(t.vectors, kDirectRows);
     for (uint32_t c = 0; c < cuts; ++c) {
       const uint32_t v = EvenCut(t.vectors, cuts, c);
@@ -452,7 +494,7 @@ void Scores(const AttentionTile& t, uint32_t first, uint32_t count) {
 
 // piece[vector] = sum over the piece's first `count` tokens of weight * V.
 void WeightedValues(const AttentionTile& t, uint32_t first, uint32_t count) {
-  if (t.vectors <= kDirectVectors) {
+  if (ReadsCacheDirectly(t)) {
     const uint32_t cuts = CeilDiv(t.vectors, kDirectRows);
     for (uint32_t c = 0; c < cuts; ++c) {
       const uint32_t v = EvenCut(t.vectors, cuts, c);

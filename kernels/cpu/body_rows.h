@@ -84,6 +84,24 @@ void Rope(const RopeParams& p, size_t begin, size_t end) {
   }
 }
 
+BATON_INLINE uint16_t KvBits(uint16_t, DType dtype, float f) {
+  return dtype == DType::kF16 ? FloatToFp16(f) : FloatToBf16(f);
+}
+BATON_INLINE float KvBits(float, DType, float f) { return f; }
+
+// One head's K and V of one position into its tiles, at slot t.
+template <typename Element>
+void WriteHead(const KvTiles& kv, uint8_t* block, uint32_t head, uint32_t t, const float* k, const float* v) {
+  auto* k_tile = reinterpret_cast<Element*>(block + kv.k_offset + head * kv.head_stride) + size_t{t} * 2;
+  auto* v_tile =
+      reinterpret_cast<Element*>(block + kv.v_offset + head * kv.head_stride) + size_t{t / 2} * kv.head_dim * 2 + t % 2;
+  for (uint32_t d = 0; d < kv.head_dim; d += 2) {
+    k_tile[size_t{d} * kv.block_tokens] = KvBits(Element{}, kv.dtype, k[d]);
+    k_tile[size_t{d} * kv.block_tokens + 1] = KvBits(Element{}, kv.dtype, k[d + 1]);
+  }
+  for (uint32_t d = 0; d < kv.head_dim; ++d) v_tile[size_t{d} * 2] = KvBits(Element{}, kv.dtype, v[d]);
+}
+
 // V's pairs join two tokens that different threads may write, so its halves are stored one by one.
 void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
   const KvTiles& kv = p.kv;
@@ -100,6 +118,14 @@ void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
       for (uint32_t h = 0; h < kv.num_kv_heads; ++h) {
         const float* k = p.k + row * p.k_stride + size_t{h} * kv.head_dim;
         const float* v = p.v + row * p.v_stride + size_t{h} * kv.head_dim;
+        if (kv.dtype == DType::kF32) {
+          WriteHead<float>(kv, block, h, t, k, v);
+          continue;
+        }
+        if (kv.dtype == DType::kF16) {
+          WriteHead<uint16_t>(kv, block, h, t, k, v);
+          continue;
+        }
         auto* k_tile = reinterpret_cast<uint32_t*>(block + kv.k_offset + h * kv.head_stride) + t;
         auto* v_tile = reinterpret_cast<uint16_t*>(block + kv.v_offset + h * kv.head_stride) +
                        size_t{t / 2} * kv.head_dim * 2 + t % 2;

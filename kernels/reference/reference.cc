@@ -123,8 +123,8 @@ std::byte* CacheElement(const KvTiles& kv, const BlockId* blocks, uint32_t head,
   const uint32_t t = position % kv.block_tokens;
   std::byte* tile = kv.pool + size_t{Index(blocks[position / kv.block_tokens])} * kv.block_bytes +
                     (value ? kv.v_offset : kv.k_offset) + head * kv.head_stride;
-  const size_t element = value ? (size_t{t / 2} * kv.head_dim + d) * 2 + t % 2
-                               : (size_t{d / 2} * kv.block_tokens + t) * 2 + d % 2;
+  const size_t element =
+      value ? (size_t{t / 2} * kv.head_dim + d) * 2 + t % 2 : (size_t{d / 2} * kv.block_tokens + t) * 2 + d % 2;
   return tile + element * (kv.dtype == DType::kF32 ? sizeof(float) : sizeof(uint16_t));
 }
 
@@ -132,12 +132,13 @@ void StoreCache(const KvTiles& kv, float value, std::byte* element) {
   if (kv.dtype == DType::kF32) {
     std::memcpy(element, &value, sizeof value);
   } else {
-    const uint16_t rounded = FloatToBf16(value);
+    const uint16_t rounded = kv.dtype == DType::kF16 ? FloatToFp16(value) : FloatToBf16(value);
     std::memcpy(element, &rounded, sizeof rounded);
   }
 }
 
 float LoadCache(const KvTiles& kv, const std::byte* element) {
+  if (kv.dtype == DType::kF16) return Fp16ToFloat(LoadU16(element));
   if (kv.dtype != DType::kF32) return Bf16ToFloat(LoadU16(element));
   float value;
   std::memcpy(&value, element, sizeof value);
@@ -166,7 +167,7 @@ void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
 // came before it.
 void AttendOne(const KvTiles& kv, const BlockId* blocks, uint32_t kv_head, uint32_t position, float scale,
                const float* q, float* out) {
-  float best = 0;   // of the pieces so far
+  float best = 0;  // of the pieces so far
   float total = 0;
   for (uint32_t first = 0; first <= position; first += kAttentionPiece) {
     const uint32_t count = position + 1 - first < kAttentionPiece ? position + 1 - first : kAttentionPiece;

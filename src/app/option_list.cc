@@ -66,6 +66,7 @@ constexpr OptionSpec kOptions[] = {
      0,
      1e15},
     {"block-tokens", K::kChoice, kComputes, "32", "tokens of a KV block", "16|32|64|128"},
+    {"kv-dtype", K::kChoice, kComputes, "bf16", "element type of the KV cache; bf16 computes fastest", "bf16|fp16|fp32"},
     {"max-step-tokens",
      K::kInteger,
      kComputes,

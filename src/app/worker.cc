@@ -50,6 +50,11 @@ struct WorkerShape {
   uint32_t max_context_tokens = 0;
 };
 
+DType KvDType(const Settings& settings) {
+  const std::string& name = settings.Text("kv-dtype");
+  return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : DType::kBF16;
+}
+
 StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file, const WorkerSetup& setup) {
   WorkerShape out;
   out.threads = static_cast<int>(settings.Integer("threads"));
@@ -63,7 +68,8 @@ StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file,
   request.block_tokens = static_cast<uint32_t>(settings.Integer("block-tokens"));
   request.workspace_bytes = CpuModelRunner::WorkspaceBytes(file.decoder(), out.runner);
   request.max_auto_kv_bytes = kMostAutoKvBytes;
-  const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens).BytesPerToken();
+  request.kv_dtype = KvDType(settings);
+  const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens, request.kv_dtype).BytesPerToken();
   if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
     const uint64_t one_context = uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
     request.max_auto_kv_bytes = std::max(kLeastSharedAutoKvBytes, one_context);

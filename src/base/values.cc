@@ -72,9 +72,13 @@ Status CanConvert(const KvLayout& from, const KvLayout& to) {
   };
   if (from.tile != to.tile) return refuse("no converter between tile forms");
   if (from.groups.size() != to.groups.size()) return refuse("unlike numbers of groups");
+  const auto plain = [](DType t) { return t == DType::kBF16 || t == DType::kF16 || t == DType::kF32; };
   for (size_t g = 0; g < from.groups.size(); ++g) {
     KvGroup shape = from.groups[g];
-    if (shape.dtype != to.groups[g].dtype) return refuse("no converter between element types");
+    if (shape.dtype != to.groups[g].dtype && (!plain(shape.dtype) || !plain(to.groups[g].dtype))) {
+      return refuse("no converter between element types");
+    }
+    shape.dtype = to.groups[g].dtype;
     if (!(shape == to.groups[g])) return refuse("unlike layers, heads or dimensions");
   }
   for (const KvLayout* layout : {&from, &to}) {
@@ -83,6 +87,11 @@ Status CanConvert(const KvLayout& from, const KvLayout& to) {
     }
   }
   return OkStatus();
+}
+
+bool SameElementTypes(const KvLayout& a, const KvLayout& b) {
+  return std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(), b.groups.end(),
+                    [](const KvGroup& x, const KvGroup& y) { return x.dtype == y.dtype; });
 }
 
 StagingMap::StagingMap(const KvLayout& writer, uint32_t group, uint64_t staging_block_bytes)

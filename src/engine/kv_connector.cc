@@ -1,6 +1,10 @@
 #include "engine/kv_connector.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
+
+#include "base/hash.h"
 
 namespace baton {
 namespace {
@@ -177,7 +181,7 @@ Status KvConnector::CheckPeer(const PairHello& hello) const {
     return FailedPreconditionError("no room for staging: a tile of the writer (" + hello.layout.Describe() +
                                    ") is larger than a block of the reader (" + options_.layout.Describe() + ")");
   }
-  if (hello.numeric != options_.numeric) {
+  if (hello.numeric != options_.numeric && SameElementTypes(hello.layout, options_.layout)) {
     return FailedPreconditionError("numeric identities differ: KV format or instruction set of the kernels");
   }
   return OkStatus();
@@ -215,7 +219,7 @@ void KvConnector::OnHello(LinkId link, const PairHello& hello, TimePoint now, Ou
       CloseLink(old, out);
     }
   }
-  accepted_[link] = {hello.writer, hello.session, hello.layout};
+  accepted_[link] = {hello.writer, hello.session, hello.layout, hello.numeric};
   accepted_by_writer_[hello.writer] = link;
   ++counters_.sessions;
   if (watches_.find(hello.writer) == watches_.end()) {
@@ -485,6 +489,13 @@ bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
          of_all + more_blocks > options_.max_all_writers_share * total;
 }
 
+// S9: of what a writer hands over, when it is READY here.
+Hash128 KvConnector::NumericOf(const KvLayout& from, const Hash128& numeric) const {
+  if (SameElementTypes(from, options_.layout)) return options_.numeric;
+  const std::array<Hash128, 2> both{numeric, options_.numeric};
+  return HashBytes128(std::as_bytes(std::span(both)));
+}
+
 std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out) {
   const ProcessId writer = *WriterOf(link);
   const auto busy = [&](Duration retry_after) {
@@ -527,7 +538,8 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   for (const uint32_t n : staged ? need(0, reserve.num_tokens) : std::vector<uint32_t>{}) more += n;
   if (!reader_.HasFreeSlot() || OverCap(writer, more)) return busy(options_.busy_retry);
   StatusOr<ReceiveGrant> granted =
-      scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now, staged ? need : StagingNeed());
+      scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now, staged ? need : StagingNeed(),
+                          NumericOf(from, accepted_.at(link).numeric));
   if (!granted.ok()) {
     switch (granted.status().code()) {
       case Code::kResourceExhausted:

@@ -146,6 +146,7 @@ class KvConnector {
     std::optional<ProcessId> writer;  // after Hello
     uint64_t session = 0;
     KvLayout layout;  // the writer's
+    Hash128 numeric;  // likewise
   };
   // kOpened: the pidfd is open, but may be of a process that took the pid over. A RESERVE that answers something
   // which was said after that confirms it.
@@ -173,6 +174,7 @@ class KvConnector {
   bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
   uint32_t TiedUp(const ReaderTicket& ticket) const;
   void Convert(const Ticket& ticket);
+  Hash128 NumericOf(const KvLayout& from, const Hash128& numeric) const;
   Status CheckPeer(const PairHello& hello) const;
 
   const KvConnectorOptions options_;

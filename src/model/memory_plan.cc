@@ -73,7 +73,7 @@ StatusOr<MemoryPlan> PlanMemory(const ModelFile& file, const MemoryRequest& requ
                                 " tokens; 16, 32, 64 or 128 are possible");
   }
   MemoryPlan plan;
-  plan.layout = MakeKvLayout(file.decoder(), request.block_tokens);
+  plan.layout = MakeKvLayout(file.decoder(), request.block_tokens, request.kv_dtype);
   plan.weights_bytes = PackedBytes(file);
   plan.workspace_bytes = request.workspace_bytes;
   const uint64_t available = request.available_bytes != 0 ? request.available_bytes : AvailableBytes();

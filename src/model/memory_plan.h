@@ -18,7 +18,8 @@ struct MemoryRequest {
   uint64_t available_bytes = 0;  // what the machine has available; 0: read MemAvailable
   uint64_t kv_tokens = 0;        // 0: what the budget leaves, at most max_auto_kv_bytes
   uint64_t max_auto_kv_bytes = uint64_t{4} << 30;
-  uint32_t block_tokens = 32;    // 16, 32, 64 or 128
+  uint32_t block_tokens = 32;  // 16, 32, 64 or 128
+  DType kv_dtype = DType::kBF16;
   uint64_t workspace_bytes = 0;  // CpuModelRunner::WorkspaceBytes
 };
 

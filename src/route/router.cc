@@ -134,13 +134,18 @@ Router::~Router() = default;
 // ---- membership and facts -----------------------------------------------------------------------
 
 uint32_t Router::State::ClassOf(const WorkerHello& hello) {
-  CompatibilityClass c{hello.model.weights, hello.numeric, hello.layout};
-  const auto it = std::find_if(classes.begin(), classes.end(), [&](const CompatibilityClass& other) {
-    return c.weights == other.weights && c.numeric == other.numeric && CanConvert(other.layout, c.layout).ok();
-  });
+  CompatibilityClass c{hello.model.weights, hello.numeric, hello.layout, {}};
+  const auto it =
+      std::find_if(classes.begin(), classes.end(), [&](const CompatibilityClass& o) { return c.IsAlike(o); });
   if (it != classes.end()) return static_cast<uint32_t>(it - classes.begin());
+  const auto number = static_cast<uint32_t>(classes.size());
   classes.push_back(std::move(c));
-  return static_cast<uint32_t>(classes.size() - 1);
+  for (uint32_t other = 0; other <= number; ++other) {
+    if (!classes[other].MayHandOffTo(classes[number])) continue;  // symmetric
+    classes[other].readers.push_back(number);
+    if (other != number) classes[number].readers.push_back(other);
+  }
+  return number;
 }
 
 WorkerId Router::AddWorker(const WorkerHello& hello, TimePoint now) {
@@ -288,30 +293,31 @@ Router::State::Choice Router::State::BestPair(const PlaceQuery& q, const Better&
       const uint32_t cached = Cached(writers[i].slot, q);
       prefill[i] = lines[writers[i].slot].PrefillSeconds(PrefillWork(q.prompt_tokens - cached, cached));
     }
-    for (const Candidate& d : scan.readers[cls].all()) {
-      // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
-      const LoadLine& reader = lines[d.slot];
-      const auto tokens = static_cast<double>(q.prompt_tokens - Cached(d.slot, q));
-      const double last_layer = 1.0 / reader.layers;
-      for (size_t i = 0; i < writers.size(); ++i) {
-        const Candidate& p = writers[i];
-        if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
-        const LoadLine& writer = lines[p.slot];
-        const double on_wire = tokens * writer.bytes_per_token / options.link_bytes_per_second;
-        double exposed =
-            options.link_latency_seconds + std::max(on_wire - prefill[i] * (1 - last_layer), on_wire * last_layer);
+    for (const uint32_t reads : classes[cls].readers) {
+      for (const Candidate& d : scan.readers[reads].all()) {
+        // Chunks go out layer by layer while later layers compute: only the last layer's share is never hidden.
+        const LoadLine& reader = lines[d.slot];
+        // What it computed itself is no hit for what others computed with another rounding.
+        const uint32_t held = classes[cls].numeric == classes[reads].numeric ? Cached(d.slot, q) : 0;
+        const auto tokens = static_cast<double>(q.prompt_tokens - held);
+        const double last_layer = 1.0 / reader.layers;
         // Nothing hides a conversion: it begins with the last byte.
-        if (writer.block_tokens != reader.block_tokens || writer.bytes_per_token != reader.bytes_per_token) {
-          exposed += tokens * reader.bytes_per_token / options.convert_bytes_per_second;
+        const double convert = reads == cls ? 0 : tokens * reader.bytes_per_token / options.convert_bytes_per_second;
+        for (size_t i = 0; i < writers.size(); ++i) {
+          const Candidate& p = writers[i];
+          if (d.slot == p.slot) continue;  // no hand-off to oneself (L10)
+          const double on_wire = tokens * lines[p.slot].bytes_per_token / options.link_bytes_per_second;
+          const double exposed = options.link_latency_seconds +
+                                 std::max(on_wire - prefill[i] * (1 - last_layer), on_wire * last_layer) + convert;
+          const double score = p.seconds + exposed + d.seconds;
+          if (score > best.score) continue;
+          if (score == best.score && !(better(p, best_p) || (p.slot == best_p.slot && better(d, best_d)))) continue;
+          best_p = p;
+          best_d = d;
+          best.score = score;
+          best.placement.exposed_seconds = exposed;
+          best.placement.cached_tokens = Cached(p.slot, q);
         }
-        const double score = p.seconds + exposed + d.seconds;
-        if (score > best.score) continue;
-        if (score == best.score && !(better(p, best_p) || (p.slot == best_p.slot && better(d, best_d)))) continue;
-        best_p = p;
-        best_d = d;
-        best.score = score;
-        best.placement.exposed_seconds = exposed;
-        best.placement.cached_tokens = Cached(p.slot, q);
       }
     }
   }
@@ -344,12 +350,12 @@ Router::State::Choice Router::State::BestLocal(const PlaceQuery& q, TimePoint no
 // pair is to be expected; a dedicated worker tells of a partner that may come back, and so may a named one.
 Refusal Router::State::RefuseAsked(const PlaceQuery& q) const {
   uint32_t prefill_only = 0, decode_only = 0, unified = 0;
-  std::map<uint32_t, uint32_t> of_class;
+  std::vector<uint32_t> partners(classes.size(), 0);
   uint32_t most_alike = 0;
   for (const auto& w : workers) {
     if (!w) continue;
     ++(w->roles.prefill && w->roles.decode ? unified : w->roles.prefill ? prefill_only : decode_only);
-    most_alike = std::max(most_alike, ++of_class[w->compatibility]);
+    for (const uint32_t cls : classes[w->compatibility].readers) most_alike = std::max(most_alike, ++partners[cls]);
   }
   const std::string connected = std::to_string(prefill_only) + " prefill, " + std::to_string(decode_only) +
                                 " decode and " + std::to_string(unified) + " unified connected";

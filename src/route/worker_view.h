@@ -17,13 +17,20 @@
 
 namespace baton {
 
-// Workers of one class may hand off to each other: their blocks mean the same tokens' KV, and lie alike or can be
-// converted (CanConvert). `layout` is that of the class's first worker.
+// Workers of one class are alike. They hand off to each other byte for byte, and to those of the classes in `readers`,
+// where layouts convert and numeric identities are equal, or unlike only as the element types are.
 struct CompatibilityClass {
   Hash128 weights;
   Hash128 numeric;
   KvLayout layout;
-  friend bool operator==(const CompatibilityClass&, const CompatibilityClass&) = default;
+  std::vector<uint32_t> readers;  // its own among them
+  bool IsAlike(const CompatibilityClass& o) const {
+    return weights == o.weights && numeric == o.numeric && layout == o.layout;
+  }
+  bool MayHandOffTo(const CompatibilityClass& o) const {
+    return weights == o.weights && CanConvert(layout, o.layout).ok() &&
+           (numeric == o.numeric || !SameElementTypes(layout, o.layout));
+  }
 };
 
 // What one dispatch adds to one worker until the worker reports it.

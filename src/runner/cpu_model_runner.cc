@@ -26,7 +26,13 @@ namespace {
 // Names the arithmetic that every CPU kernel table gives bit for bit; raised when a change alters any result.
 constexpr std::string_view kNumerics =
     "baton cpu numerics 1: fp32 activations, exact weights, one fma chain along k, attention pieces of 128, "
-    "K and V rounded to bf16 in pair tiles";
+    "K and V rounded to ";
+
+std::string_view KvWords(DType dtype) {
+  return dtype == DType::kBF16  ? "bf16 in pair tiles"
+         : dtype == DType::kF16 ? "fp16 in pair tiles, at most 65504"
+                                : "fp32 in pair tiles";
+}
 
 // Inputs of one step, and who is out of it.
 struct StepInputs {
@@ -42,11 +48,12 @@ struct StepInputs {
 class CpuModelRunner::Core {
  public:
   Core(const LoadedModel& model, CpuDevice& device, const KvPoolPlan& pool_plan, CpuRunnerOptions options,
-       std::unique_ptr<ForwardPass> pass, uint32_t block_tokens)
+       std::unique_ptr<ForwardPass> pass, const KvLayout& layout)
       : decoder_(model.decoder()),
         device_(device),
         pool_plan_(pool_plan),
-        block_tokens_(block_tokens),
+        block_tokens_(layout.block_tokens),
+        kv_dtype_(layout.groups[0].dtype),
         options_(std::move(options)),
         pass_(std::move(pass)),
         scratch_(static_cast<size_t>(device.pool().threads())) {
@@ -72,6 +79,8 @@ class CpuModelRunner::Core {
     }
     work_.notify_one();
   }
+
+  DType kv_dtype() const { return kv_dtype_; }
 
   void Convert(KvConversion conversion) {
     BATON_CHECK(conversion.groups.size() == 1, "one KV group");
@@ -260,6 +269,7 @@ class CpuModelRunner::Core {
   CpuDevice& device_;
   const KvPoolPlan pool_plan_;
   const uint32_t block_tokens_;
+  const DType kv_dtype_;
   const CpuRunnerOptions options_;
 
   // Step thread.
@@ -285,8 +295,7 @@ StatusOr<std::unique_ptr<CpuModelRunner>> CpuModelRunner::Create(const LoadedMod
                                                                  std::span<std::byte> pool, CpuRunnerOptions options) {
   BATON_ASSIGN_OR_RETURN(auto pass,
                          ForwardPass::Create(model, device, layout, pool_plan, pool, options.max_step_tokens));
-  auto core =
-      std::make_unique<Core>(model, device, pool_plan, std::move(options), std::move(pass), layout.block_tokens);
+  auto core = std::make_unique<Core>(model, device, pool_plan, std::move(options), std::move(pass), layout);
   return std::unique_ptr<CpuModelRunner>(new CpuModelRunner(std::move(core)));
 }
 
@@ -298,6 +307,9 @@ void CpuModelRunner::Launch(StepPlan plan) { core_->Launch(std::move(plan)); }
 void CpuModelRunner::Convert(KvConversion conversion) { core_->Convert(std::move(conversion)); }
 void CpuModelRunner::Poll(std::vector<RunnerEvent>* events) { core_->Poll(events); }
 
-Hash128 CpuModelRunner::numeric_identity() const { return HashBytes128(std::as_bytes(std::span(kNumerics))); }
+Hash128 CpuModelRunner::numeric_identity() const {
+  const std::string words = std::string(kNumerics) + std::string(KvWords(core_->kv_dtype()));
+  return HashBytes128(std::as_bytes(std::span(words)));
+}
 
 }  // namespace baton

@@ -56,7 +56,7 @@ StatusOr<std::unique_ptr<ForwardPass>> ForwardPass::Create(const LoadedModel& mo
                                                            const KvLayout& layout, const KvPoolPlan& pool_plan,
                                                            std::span<std::byte> pool, uint32_t max_rows) {
   const DecoderDescription& d = model.decoder();
-  BATON_RETURN_IF_ERROR(CheckCpuKvLayout(layout, device.kernels().name));
+  BATON_RETURN_IF_ERROR(CheckCpuKvLayout(layout));
   if (layout.groups.size() != 1 ||
       layout.groups != MakeKvLayout(d, layout.block_tokens, layout.groups[0].dtype).groups) {
     return FailedPreconditionError("the KV layout (" + layout.Describe() + ") is not this model's");

@@ -96,12 +96,19 @@ Sequence Scheduler::Make(RequestPtr request, const Progress& progress, Epoch epo
   s.delivered = progress.delivered;
   s.once_hit = progress.once_hit;
   if (!options_.rules.Holds(Rule::kS8)) s.first_counted = static_cast<uint32_t>(progress.tokens.size());
-  s.root = ChainRoot(options_.weights, options_.numeric, request->cache_salt);
   s.added = now;
   s.tables.resize(pool_->num_groups());
   s.cursors.resize(pool_->num_groups());
   s.request = std::move(request);
+  SetRoot(&s, options_.numeric);
   return s;
+}
+
+void Scheduler::SetRoot(Sequence* s, const Hash128& numeric) const {
+  const Hash128 root = ChainRoot(options_.weights, numeric, s->request->cache_salt);
+  if (root == s->root) return;
+  s->root = root;
+  s->page_hashes.clear();
 }
 
 StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress, Epoch epoch, bool handoff,
@@ -133,7 +140,7 @@ StatusOr<SequenceId> Scheduler::Add(RequestPtr request, const Progress& progress
 // ---- reader ----------------------------------------------------------------------------------------
 
 StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now,
-                                          const StagingNeed& staging) {
+                                          const StagingNeed& staging, std::optional<Hash128> numeric) {
   if (!options_.roles.decode) return FailedPreconditionError("this worker's role does not take decode work");
   BATON_RETURN_IF_ERROR(Check(*request, progress));
   if (progress.tokens.size() + 1 >= request->stop.max_tokens) {
@@ -149,6 +156,7 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
     return ResourceExhaustedError("all " + std::to_string(options_.max_running) + " running places are taken");
   }
   Sequence s = Make(std::move(request), progress, epoch, now);
+  SetRoot(&s, numeric.value_or(options_.numeric));
   const uint32_t granted = pool_->BlocksFor(known);
   const uint32_t total = std::min(granted + 1, peak);
   std::vector<BlockTable> tables = MatchPrefix(&s, static_cast<uint32_t>(known / pool_->block_tokens()));
@@ -382,6 +390,7 @@ void Scheduler::GiveUpBlocks(Sequence* s) {
 
 void Scheduler::StartOver(Sequence* s) {
   GiveUpBlocks(s);
+  SetRoot(s, options_.numeric);
   InsertWaiting(s);
   active_dirty_ = true;
 }

@@ -24,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -128,9 +129,10 @@ class Scheduler {
 
   // Reader: blocks for a hand-off of the KV of all of prompt + progress.tokens, and for the first growth.
   // RESOURCE_EXHAUSTED: BUSY, now is not the time. INVALID_ARGUMENT: never (kTooLarge). FAILED_PRECONDITION:
-  // role. With `staging` also blocks for the writer's bytes, all or none (L5), until MakeReady.
+  // role. With `staging` also blocks for the writer's bytes, all or none (L5), until MakeReady. `numeric`: identity of
+  // what will lie there (S9), for its prefix hits too; a sequence that starts over has the worker's own again.
   StatusOr<ReceiveGrant> Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now,
-                                 const StagingNeed& staging = nullptr);
+                                 const StagingNeed& staging = nullptr, std::optional<Hash128> numeric = std::nullopt);
   // Reader: every byte is there and right. `progress` extends that of Receive by exactly one token. The
   // sequence joins the next step. INVALID_ARGUMENT: it does not; nothing changed.
   Status MakeReady(SequenceId id, const Progress& progress, TimePoint now);
@@ -214,6 +216,7 @@ class Scheduler {
   // INVALID_ARGUMENT if a group has fewer than `blocks` blocks in all; `what` says what needs them.
   Status CheckFits(uint32_t blocks, const char* what) const;
   Sequence Make(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now);
+  void SetRoot(Sequence* s, const Hash128& numeric) const;
   Sequence& Get(SequenceId id);
   void InsertActive(Sequence* s);
   void InsertWaiting(Sequence* s);

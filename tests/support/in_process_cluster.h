@@ -40,7 +40,8 @@ struct ClusterOptions {
   int threads = 1;
   std::string kernels = "auto";
   uint32_t block_tokens = 16;
-  uint32_t decode_block_tokens = 0;  // of dedicated decode workers; 0: the same
+  uint32_t decode_block_tokens = 0;                               // of dedicated decode workers; 0: the same
+  DType kv_dtype = DType::kBF16, decode_kv_dtype = DType::kBF16;  // the second: of dedicated decode workers
   uint32_t pool_blocks = 256;
   uint32_t max_step_tokens = 512, max_prefill_tokens = 512;
   uint32_t max_running = 32;
@@ -177,9 +178,10 @@ class InProcessCluster {
     EngineOptions o;
     o.self = w.self;
     o.model = file_->identity();
-    const bool other = !w.roles.prefill && options_.decode_block_tokens != 0;
-    o.layout =
-        MakeKvLayout(w.model->decoder(), other ? options_.decode_block_tokens : options_.block_tokens, DType::kBF16);
+    const bool reads = !w.roles.prefill;
+    const bool other = reads && options_.decode_block_tokens != 0;
+    o.layout = MakeKvLayout(w.model->decoder(), other ? options_.decode_block_tokens : options_.block_tokens,
+                            reads ? options_.decode_kv_dtype : options_.kv_dtype);
     o.pool = PlanPool(o.layout, uint64_t{options_.pool_blocks} * o.layout.BlockBytes(0) + 4096);
     o.vocab_size = w.model->decoder().vocab_size;
     o.scheduler.max_step_tokens = options_.max_step_tokens;

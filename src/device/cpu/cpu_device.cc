@@ -75,9 +75,9 @@ void CpuDevice::Attention(const AttentionParams& p) {
                      [&](size_t begin, size_t end, int worker) { kernels_.attention(p, begin, end, Scratch(worker)); });
 }
 
-Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels) {
+Status CheckCpuKvLayout(const KvLayout& layout) {
   if (layout.tile != TileForm::kPairs) {
-    return FailedPreconditionError("CPU kernels read KV tiles as bf16 pairs, not token-major: " + layout.Describe());
+    return FailedPreconditionError("CPU kernels read KV tiles in pairs, not token-major: " + layout.Describe());
   }
   if (layout.block_tokens == 0 || layout.block_tokens % kPageTokens != 0 || layout.block_tokens > kAttentionPiece ||
       kAttentionPiece % layout.block_tokens != 0) {
@@ -85,9 +85,8 @@ Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels) {
                                    std::to_string(layout.block_tokens));
   }
   for (const KvGroup& group : layout.groups) {
-    const bool oracle = group.dtype == DType::kF32 && kernels == kReferenceKernels.name;
-    if (group.dtype != DType::kBF16 && !oracle) {
-      return FailedPreconditionError("CPU kernels keep KV as bf16: " + layout.Describe());
+    if (group.dtype != DType::kBF16 && group.dtype != DType::kF16 && group.dtype != DType::kF32) {
+      return FailedPreconditionError("CPU kernels keep KV as bf16, fp16 or fp32: " + layout.Describe());
     }
     if (group.head_dim == 0 || group.head_dim % 2 != 0 || group.head_dim > kMaxHeadDim) {
       return FailedPreconditionError("head dimension " + std::to_string(group.head_dim) +

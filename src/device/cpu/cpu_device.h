@@ -49,9 +49,8 @@ class CpuDevice {
 };
 
 // One layer of `group`, whose pool's block 0 lies at `group_pool`. FAILED_PRECONDITION for a layout that the CPU
-// kernels do not read: they want bf16, TileForm::kPairs, an even head_dim of at most 256. The table named
-// "reference" reads fp32 too.
-Status CheckCpuKvLayout(const KvLayout& layout, std::string_view kernels = "");
+// kernels do not read: they want bf16, fp16 or fp32, TileForm::kPairs, an even head_dim of at most 256.
+Status CheckCpuKvLayout(const KvLayout& layout);
 KvTiles MakeKvTiles(const KvLayout& layout, uint32_t group, uint32_t layer, std::byte* group_pool);
 
 }  // namespace baton

@@ -17,13 +17,7 @@ struct Bf16 {
 struct Fp16 {
   uint16_t bits;
   explicit operator float() const { return Fp16ToFloat(bits); }
-  static Fp16 From(float f) {
-    constexpr float kMost = 65504;
-    const auto h = static_cast<_Float16>(f > kMost ? kMost : f < -kMost ? -kMost : f);
-    uint16_t bits;
-    std::memcpy(&bits, &h, 2);
-    return {bits};
-  }
+  static Fp16 From(float f) { return {FloatToFp16(f)}; }
 };
 struct Fp32 {
   float value;

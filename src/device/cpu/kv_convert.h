@@ -14,7 +14,7 @@ namespace baton {
 //
 // A page of 16 tokens is the unit: it lies in one block on both sides. Where the types are equal, or the target's is
 // the wider (bf16 or fp16 -> fp32), values are kept exactly. Narrowing rounds to the nearest, ties to even: a relative
-// error of at most 2^-9 to bf16, 2^-12 to fp16 (2^-25 absolute below 2^-14); what fp16 cannot hold becomes +-65504, so
+// error of at most 2^-8 to bf16, 2^-11 to fp16 (2^-25 absolute below 2^-14); what fp16 cannot hold becomes +-65504, so
 // that one large value does not turn into an infinity. Slots from num_tokens on become zero.
 struct KvConvertParams {
   const KvLayout* from = nullptr;

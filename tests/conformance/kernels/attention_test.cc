@@ -42,8 +42,8 @@ std::vector<RowSpan> Spans(const Batch& b, const KvWorld& world) {
 void WriteAll(const KernelTable& table, const Batch& b, KvWorld& world) {
   const std::vector<RowSpan> spans = Spans(b, world);
   const size_t stride = size_t{b.heads.kv} * b.heads.dim;
-  const KvWriteParams p{world.tiles, b.k.data(), stride, b.v.data(), stride, spans.data(),
-                        static_cast<uint32_t>(spans.size())};
+  const KvWriteParams p{
+      world.tiles, b.k.data(), stride, b.v.data(), stride, spans.data(), static_cast<uint32_t>(spans.size())};
   table.kv_write(p, 0, b.rows);
 }
 AttentionParams Params(const Batch& b, const KvWorld& world, const std::vector<RowSpan>& spans, float* out) {
@@ -122,8 +122,8 @@ TEST_P(AttentionOfFastTable, WritesTheSameCacheAsTheReferenceAndNothingBesides) 
     WriteAll(kReferenceKernels, b, expected);
     // In two ranges that part a pair of tokens.
     const std::vector<RowSpan> spans = Spans(b, world);
-    const KvWriteParams p{world.tiles, b.k.data(), 20, b.v.data(), 20, spans.data(),
-                          static_cast<uint32_t>(spans.size())};
+    const KvWriteParams p{
+        world.tiles, b.k.data(), 20, b.v.data(), 20, spans.data(), static_cast<uint32_t>(spans.size())};
     GetParam()->kv_write(p, 4, b.rows);
     GetParam()->kv_write(p, 0, 4);
     ASSERT_EQ(expected.pool, world.pool) << block_tokens;
@@ -133,7 +133,8 @@ TEST_P(AttentionOfFastTable, WritesTheSameCacheAsTheReferenceAndNothingBesides) 
 TEST_P(AttentionOfFastTable, EqualsTheReferenceBitForBit) {
   Rng rng(3);
   const Scratch scratch;
-  const Heads shapes[] = {{9, 3, 64}, {14, 2, 64}, {4, 4, 32}, {1, 1, 2}, {7, 1, 82}, {6, 1, 256}, {48, 1, 34}, {8, 2, 128}};
+  const Heads shapes[] = {{9, 3, 64}, {14, 2, 64}, {4, 4, 32},  {1, 1, 2},
+                          {7, 1, 82}, {6, 1, 256}, {48, 1, 34}, {8, 2, 128}};
   const uint32_t sizes[] = {16, 32, 64, 128};
   uint32_t i = 0;
   for (const Heads& heads : shapes) {
@@ -144,6 +145,31 @@ TEST_P(AttentionOfFastTable, EqualsTheReferenceBitForBit) {
     WriteAll(kReferenceKernels, b, world);
     ASSERT_TRUE(SameBits(AttendAll(kReferenceKernels, b, world, scratch), AttendAll(*GetParam(), b, world, scratch)))
         << heads.query << "/" << heads.kv << " heads of " << heads.dim << ", blocks of " << block_tokens;
+  }
+}
+
+TEST_P(AttentionOfFastTable, OfFp16AndFp32CachesWritesAndReadsWhatTheReferenceDoes) {
+  Rng rng(13);
+  const Scratch scratch;
+  const uint32_t sizes[] = {16, 32, 64, 128};
+  uint32_t i = 0;
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    for (const Heads heads : {Heads{9, 3, 64}, Heads{1, 1, 2}, Heads{7, 1, 82}, Heads{6, 1, 256}}) {
+      const uint32_t block_tokens = sizes[i++ % 4];
+      Batch b = RandomBatch(rng, heads, {1, 127, 150, 2, 17});
+      b.k[1] = 1e6f;  // more than fp16 holds
+      b.v[1] = -1e6f;
+      b.v[0] = 1e-6f;  // a subnormal of fp16
+      KvWorld expected = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths, dtype);
+      KvWorld world = expected;
+      world.tiles.pool = world.pool.data();
+      WriteAll(kReferenceKernels, b, expected);
+      WriteAll(*GetParam(), b, world);
+      ASSERT_EQ(expected.pool, world.pool) << block_tokens;
+      ASSERT_TRUE(
+          SameBits(AttendAll(kReferenceKernels, b, expected, scratch), AttendAll(*GetParam(), b, world, scratch)))
+          << heads.query << "/" << heads.kv << " heads of " << heads.dim << ", blocks of " << block_tokens;
+    }
   }
 }
 

@@ -99,9 +99,9 @@ struct World {
 // The worst distance from the exact value that rounding to the nearest allows.
 double Bound(DType from, DType to, double exact) {
   if (from == to || to == DType::kF32) return 0;
-  if (to == DType::kBF16) return std::max(std::abs(exact) * 0x1p-9, 0x1p-134);
+  if (to == DType::kBF16) return std::max(std::abs(exact) * 0x1p-8, 0x1p-134);
   if (std::abs(exact) > 65504) return std::abs(exact) - 65504;
-  return std::max(std::abs(exact) * 0x1p-12 * 1.001, 0x1p-25);
+  return std::max(std::abs(exact) * 0x1p-11, 0x1p-25);
 }
 
 TEST(KvConvertTest, EveryValueIsInItsPlaceWithinTheBoundAndTheRestIsZero) {

@@ -17,8 +17,7 @@
 
 namespace baton::testing {
 
-inline constexpr DType kAllTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16,
-                                      DType::kQ8_0, DType::kQ4_0, DType::kQ4_1};
+inline constexpr DType kAllTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kQ8_0, DType::kQ4_0, DType::kQ4_1};
 
 inline float Uniform(Rng& rng) { return static_cast<float>(rng.Unit() * 2 - 1); }
 inline std::vector<float> Floats(Rng& rng, size_t n) {
@@ -93,13 +92,14 @@ struct KvWorld {
   std::vector<std::vector<BlockId>> blocks;  // [sequence]
 };
 inline KvWorld MakeKvWorld(Rng& rng, uint32_t kv_heads, uint32_t head_dim, uint32_t block_tokens,
-                           const std::vector<uint32_t>& lengths) {
+                           const std::vector<uint32_t>& lengths, DType dtype = DType::kBF16) {
   KvWorld world;
   KvTiles& t = world.tiles;
   t.block_tokens = block_tokens;
   t.num_kv_heads = kv_heads;
   t.head_dim = head_dim;
-  const size_t tile = size_t{block_tokens} * head_dim * 2;
+  t.dtype = dtype;
+  const size_t tile = BytesOf(dtype, size_t{block_tokens} * head_dim);
   constexpr size_t kLayers = 2;  // ours is the second
   t.k_offset = 2 * tile;
   t.v_offset = 3 * tile;
@@ -118,9 +118,14 @@ inline KvWorld MakeKvWorld(Rng& rng, uint32_t kv_heads, uint32_t head_dim, uint3
     next += count;
   }
   world.pool.resize(total * t.block_bytes);
-  for (size_t i = 0; i < world.pool.size(); i += 2) {
-    const uint16_t garbage = FloatToBf16(Uniform(rng) * 1e30f);
-    std::memcpy(&world.pool[i], &garbage, 2);
+  for (size_t i = 0; i < world.pool.size(); i += dtype == DType::kF32 ? 4 : 2) {
+    const float garbage = Uniform(rng) * 1e30f;
+    const uint16_t narrow = dtype == DType::kF16 ? FloatToFp16(garbage) : FloatToBf16(garbage);
+    if (dtype == DType::kF32) {
+      std::memcpy(&world.pool[i], &garbage, 4);
+    } else {
+      std::memcpy(&world.pool[i], &narrow, 2);
+    }
   }
   t.pool = world.pool.data();
   return world;

@@ -223,11 +223,78 @@ TEST(ClusterEqualityTest, UnlikeBlocksUnderLostTransfersAndPreemptionChangeNothi
                             .block_tokens = 32,
                             .decode_block_tokens = 16,
                             .pool_blocks = 24});
-  for (int round = 0; round < 3; ++round) ExpectEqual(cluster.Ask(Workload()), cluster.logits());
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<Answer> answers = cluster.Ask(Workload());
+    ExpectEqual(answers, cluster.logits());
+  }
   cluster.Stop();
   uint64_t converted = 0;
   for (const char* d : {"d0", "d1"}) converted += cluster.core(d).connector().counters().converted;
   EXPECT_GT(converted, 0u);
+}
+
+TEST(ClusterEqualityTest, WithOneElementTypeOnBothSidesTheAnswersAreThoseOfOneWorkerOfThatType) {
+  std::vector<std::vector<Answer>> of_type;
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    InProcessCluster alone({.model = Model(), .num_unified = 1, .kv_dtype = dtype});
+    InProcessCluster split({.model = Model(),
+                            .num_prefill = 1,
+                            .num_decode = 1,
+                            .decode_block_tokens = 64,
+                            .kv_dtype = dtype,
+                            .decode_kv_dtype = dtype});
+    const std::vector<Answer> expected = alone.Ask(Workload()), answers = split.Ask(Workload());
+    alone.Stop();
+    split.Stop();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(answers[i].tokens, expected[i].tokens) << answers[i].status.ToString();
+      EXPECT_EQ(answers[i].logprobs, expected[i].logprobs) << "request " << i;
+    }
+    const auto logits = alone.logits();
+    for (const auto& [key, digest] : split.logits()) {
+      if (const auto it = logits.find(key); it != logits.end()) EXPECT_EQ(digest, it->second);
+    }
+    EXPECT_GT(split.core("d0").connector().counters().converted, 0u);
+    of_type.push_back(expected);
+  }
+  EXPECT_NE(of_type[0][4].logprobs, of_type[1][4].logprobs) << "the two round alike: nothing was compared";
+}
+
+// Log-probabilities of an answer as far as its tokens are the other's.
+double MostApart(const Answer& a, const Answer& b) {
+  double most = 0;
+  for (size_t i = 0; i < std::min(a.tokens.size(), b.tokens.size()); ++i) {
+    if (a.tokens[i] != b.tokens[i]) break;
+    most = std::max(most, std::abs(double{a.logprobs[i].logprob} - double{b.logprobs[i].logprob}));
+  }
+  return most;
+}
+
+TEST(ClusterEqualityTest, UnlikeElementTypesAreConvertedCloselyTheSameEveryTimeAndKeptForTheNextHandOff) {
+  const ClientRequest request = Make(100, 77, 20);
+  InProcessCluster alone({.model = Model(), .num_unified = 1, .kv_dtype = DType::kF32});
+  const Answer exact = alone.Ask(request);
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32};
+  for (const DType writes : kTypes) {
+    for (const DType reads : kTypes) {
+      if (writes == reads) continue;
+      InProcessCluster cluster({.model = Model(),
+                                .num_prefill = 1,
+                                .num_decode = 1,
+                                .decode_block_tokens = 32,
+                                .kv_dtype = writes,
+                                .decode_kv_dtype = reads});
+      const Answer cold = cluster.Ask(request), warm = cluster.Ask(request);
+      cluster.Stop();
+      ASSERT_TRUE(cold.status.ok()) << cold.status.ToString();
+      EXPECT_TRUE(cold.timings.disaggregated);
+      EXPECT_EQ(cold.tokens, warm.tokens);
+      EXPECT_EQ(cold.logprobs, warm.logprobs);
+      EXPECT_LT(warm.timings.prefill.transfer_bytes, cold.timings.prefill.transfer_bytes / 3) << "96 tokens are held";
+      EXPECT_EQ(cluster.core("d0").connector().counters().converted, 2u);
+      EXPECT_LT(MostApart(cold, exact), 0.05) << Traits(writes).name << " to " << Traits(reads).name;
+    }
+  }
 }
 
 TEST(ClusterEqualityTest, AnAnswerOfOneTokenNeedsNoHandOff) {

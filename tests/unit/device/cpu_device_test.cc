@@ -171,8 +171,12 @@ TEST(CpuDevice, RefusesKvLayoutsThatItsKernelsDoNotRead) {
   other.block_tokens = 48;
   EXPECT_TRUE(refused(other));
   other = layout;
-  other.groups[0].dtype = DType::kF16;
+  other.groups[0].dtype = DType::kQ8_0;
   EXPECT_TRUE(refused(other));
+  for (const DType dtype : {DType::kF16, DType::kF32}) {
+    other.groups[0].dtype = dtype;
+    EXPECT_TRUE(CheckCpuKvLayout(other).ok());
+  }
   other = layout;
   other.groups[0].head_dim = 258;
   EXPECT_TRUE(refused(other));

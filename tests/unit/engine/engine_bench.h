@@ -165,8 +165,8 @@ struct EngineBench {
 
   // ---- this worker reads: the test is the writer "p"
   ProcessId writer{"p", {8, 9}};
-  void Greet(const std::string& host = "", uint64_t pid = 0) { Greet(layout, host, pid); }
-  void Greet(const KvLayout& of_writer, const std::string& host = "", uint64_t pid = 0) {
+  void Greet(const std::string& host = "", uint64_t pid = 0) { Greet(layout, {}, host, pid); }
+  void Greet(const KvLayout& of_writer, const Hash128& numeric = {}, const std::string& host = "", uint64_t pid = 0) {
     writer_layout = of_writer;
     Do(LinkUp{kWriterLink, LinkKind::kPairReader});
     PairHello hello;
@@ -177,6 +177,7 @@ struct EngineBench {
     hello.layout = of_writer;
     hello.host = host;
     hello.pid = pid;
+    hello.numeric = numeric;
     FromWriter(hello);
   }
   void FromWriter(PairMessage message) { Do(FromPeer{kWriterLink, std::move(message)}); }

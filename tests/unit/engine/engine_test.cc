@@ -375,6 +375,45 @@ TEST(EngineCore, AnUnlikeHandOffThatCannotFitBesideItsStagingIsRefused) {
   EXPECT_THAT(b.Last<Refused>().detail, testing::HasSubstr("the prompt and its staging needs 17 KV blocks"));
 }
 
+// S9. A unified reader of bf16 takes 48 tokens from a writer of fp32; then it gets the prompt again, from the writer
+// and from a front.
+TEST(EngineCore, WhatWasConvertedFromAnotherElementTypeNeverPassesForTheReadersOwn) {
+  EngineBench b;
+  KvLayout theirs = b.layout;
+  theirs.groups[0].dtype = DType::kF32;
+  b.Greet(theirs, {7, 7});
+  ASSERT_TRUE(b.Last<PairHelloAnswer>().status.ok());
+  const RequestPtr first = b.Make(1, 48, 3);
+  const auto again = [&](uint64_t number) {
+    Request r = *first;
+    r.id.number = number;
+    return std::make_shared<const Request>(r);
+  };
+  b.FromWriter(b.ReserveFor(first, 1));
+  EXPECT_EQ(b.Last<Grant>().blocks[0].size(), 6u) << "three blocks of twice the bytes";
+  b.Fill(b.Last<Grant>(), 48, 9);
+  b.Convert();
+  while (!b.runner.launched.empty()) b.Finish(10);
+
+  b.FromWriter(b.ReserveFor(again(2), 1));
+  EXPECT_EQ(b.Last<Grant>().hit_tokens, 48u) << "the same conversion";
+  b.Front(CancelCommand{{EngineBench::kFront, 2, 0}, 1});
+  b.FromWriter(Drained{b.Last<Grant>().ticket, false});
+
+  b.Front(DecodeCommand{again(3), EngineBench::Fresh(), 1});
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.core->counters().cached_tokens, 0u) << "its own prompt finds nothing of it";
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineCore, NumericIdentitiesOfOneElementTypeMustBeEqual) {
+  EngineBench b({false, true});
+  KvLayout theirs = b.layout;
+  theirs.block_tokens = 32;
+  b.Greet(theirs, {7, 7});
+  EXPECT_THAT(b.Last<PairHelloAnswer>().status.message(), testing::HasSubstr("numeric identities differ"));
+}
+
 TEST(EngineCore, LayoutsWithoutAConverterAreRefusedByName) {
   EngineBench b({false, true});
   KvLayout theirs = b.layout;

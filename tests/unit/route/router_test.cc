@@ -203,6 +203,17 @@ TEST(Router, WorkersOfOtherBlockSizesArePairedWhenThatPaysForTheConversion) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(c.Place(QueryOf(1000))->decode, id) << "else equal: no conversion is less";
 }
 
+TEST(Router, WorkersOfOtherElementTypesArePairedAlthoughTheirNumericIdentitiesDiffer) {
+  Cluster c;
+  WorkerHello p = HelloOf("p", true, false), d = HelloOf("d", false, true);
+  d.layout.groups[0].dtype = DType::kF32;
+  d.numeric = {9, 9};
+  c.Add(p, Idle(p));
+  c.Add(d, Idle(d));
+  ASSERT_TRUE(c.Place(QueryOf(1000)));
+  EXPECT_EQ(c.Place(QueryOf(1000))->mode, Placement::Mode::kDisaggregated);
+}
+
 TEST(Router, OnlyModelsLayoutsAndNumericIdentitiesThatGoTogetherArePaired) {
   for (const int differs : {0, 1, 2}) {
     Cluster c;
