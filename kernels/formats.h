@@ -71,10 +71,15 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
 // To the nearest, ties to even. What does not fit becomes +-65504, so that one large value of a cache does not turn
 // every sum that it enters into an infinity.
 [[maybe_unused]] static inline uint16_t FloatToFp16(float f) {
-  const auto h = static_cast<_Float16>(f > 65504.0f ? 65504.0f : f < -65504.0f ? -65504.0f : f);
-  uint16_t bits;
-  __builtin_memcpy(&bits, &h, sizeof bits);
-  return bits;
+  const uint32_t u = FloatToBits(f);
+  const uint32_t magnitude = u & 0x7fffffffu;
+  const uint32_t most = 0x477fe000u;  // 65504
+  const uint32_t a = magnitude < most ? magnitude : most;
+  const uint32_t normal = (a + 0xfffu + ((a >> 13) & 1u) - (112u << 23)) >> 13;
+  // Below 2^-14 a step is 2^-24, which is what an addition to 0.5 rounds to.
+  const uint32_t small = FloatToBits(BitsToFloat(a) + 0.5f) - FloatToBits(0.5f);
+  const uint32_t finite = a < 0x38800000u ? small : normal;
+  return static_cast<uint16_t>(((u >> 16) & 0x8000u) | (magnitude > 0x7f800000u ? 0x7e00u : finite));
 }
 [[maybe_unused]] static inline uint16_t LoadU16(const void* p) {
   uint16_t v;

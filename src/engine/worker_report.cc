@@ -57,7 +57,7 @@ std::vector<PeerReport> KvConnector::Peers(TimePoint now) const {
     PeerReport& r = writers[t->writer];
     r.one_sided = t->mode == TransferMode::kOneSided;
     if (t->state != TicketState::kQuarantined) {
-      if (t->state == TicketState::kReserved || t->state == TicketState::kReceiving) ++r.hand_offs;
+      r.hand_offs += t->state == TicketState::kReady || t->state == TicketState::kRunning ? 0 : 1;
       continue;
     }
     for (const auto& group : t->grant.blocks) r.quarantined_blocks += static_cast<uint32_t>(group.size());

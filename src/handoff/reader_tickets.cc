@@ -187,7 +187,8 @@ void ReaderTickets::Decide(ReaderTicket& t, TimePoint now, ReaderActions* out) {
     }
   }
   t.lease_end = kNever;
-  if (!t.grant.staged() || t.chunks.empty()) return Accept(t, commit, out);
+  const bool staged = t.grant.staged() && !t.chunks.empty();
+  if (!staged || !rules_.Holds(Rule::kS4)) return Accept(t, commit, out);
   // S4: not READY before the conversion is done. A COMMIT that comes again waits for it.
   t.state = TicketState::kConverting;
   t.commit = commit;

@@ -158,8 +158,8 @@ void SimCluster::MarkFaulted(size_t worker, size_t peer) {
 void SimCluster::OnLanded(const ProcessId& reader, const Ticket& ticket, uint64_t bytes) {
   const size_t index = IndexOf(reader);
   const ReaderTicket* t = index < workers_.size() ? workers_[index]->core->connector().reader().Find(ticket) : nullptr;
-  const bool over =
-      t == nullptr || t->ticket != ticket || t->state == TicketState::kReady || t->state == TicketState::kRunning;
+  const bool over = t == nullptr || t->ticket != ticket || t->state == TicketState::kConverting ||
+                    t->state == TicketState::kReady || t->state == TicketState::kRunning;
   if (over) counts_.stale_bytes += bytes;
   if (!over && t->state == TicketState::kQuarantined) ++counts_.late_puts;
 }

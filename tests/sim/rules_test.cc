@@ -97,6 +97,14 @@ ScenarioOptions Crowd(uint64_t) {
 }
 
 // Steps fail while others already want the prefix that they were to compute.
+// No fault at all: only that decode workers have other blocks, so what is not converted is nothing.
+ScenarioOptions UnlikeBlocks(uint64_t) {
+  ScenarioOptions o;
+  o.cluster.pool_blocks = 96;
+  o.cluster.decode_block_tokens = 32;
+  return o;
+}
+
 ScenarioOptions FailedSteps(uint64_t) {
   ScenarioOptions o;
   o.cluster.num_prefill = o.cluster.num_decode = 0;
@@ -208,6 +216,7 @@ INSTANTIATE_TEST_SUITE_P(
     Handoff, RuleIsMissed,
     testing::Values(RuleCase{"S1", Rule::kS1, LateWrites}, RuleCase{"S2", Rule::kS2, LostWorkers},
                     RuleCase{"S3", Rule::kS3, Mixed}, RuleCase{"S4", Rule::kS4, LateWrites},
+                    RuleCase{"S4OutOfStaging", Rule::kS4, UnlikeBlocks},
                     RuleCase{"S5", Rule::kS5, LateMessages}, RuleCase{"S6", Rule::kS6, LostWorkers},
                     RuleCase{"S7", Rule::kS7, OddWorker}, RuleCase{"S8", Rule::kS8, LostWorkers},
                     RuleCase{"S9", Rule::kS9, FailedSteps}, RuleCase{"L1", Rule::kL1, NobodyDecodes},

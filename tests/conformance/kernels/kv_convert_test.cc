@@ -148,6 +148,24 @@ TEST(KvConvertTest, EveryValueIsInItsPlaceWithinTheBoundAndTheRestIsZero) {
   EXPECT_GT(compared, 1'000'000);
 }
 
+// All fp16 values, and what lies half way between neighbours and next to that.
+TEST(KvConvertTest, Fp16RoundsToTheNearestAndTiesToEven) {
+  for (uint32_t bits = 0; bits < 0x7bff; ++bits) {
+    const float low = Fp16ToFloat(static_cast<uint16_t>(bits)), high = Fp16ToFloat(static_cast<uint16_t>(bits + 1));
+    const float middle = low + (high - low) / 2;
+    const uint32_t even = bits % 2 == 0 ? bits : bits + 1;
+    for (const uint32_t sign : {0u, 0x8000u}) {
+      const float s = sign == 0 ? 1.0f : -1.0f;
+      ASSERT_EQ(FloatToFp16(s * low), sign | bits);
+      ASSERT_EQ(FloatToFp16(s * middle), sign | even) << middle;
+      ASSERT_EQ(FloatToFp16(s * std::nextafter(middle, low)), sign | bits) << middle;
+      ASSERT_EQ(FloatToFp16(s * std::nextafter(middle, high)), sign | (bits + 1)) << middle;
+    }
+  }
+  EXPECT_EQ(FloatToFp16(65520), 0x7bff);
+  EXPECT_TRUE(std::isnan(Fp16ToFloat(FloatToFp16(NAN))));
+}
+
 TEST(KvConvertTest, WhatFp16CannotHoldIsTheLargestThatItCan) {
   Rng rng(1);
   World w;
