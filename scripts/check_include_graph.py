@@ -26,19 +26,20 @@ LAYERS = {
     "kv": {"include", "base"},
     "text": {"include", "base"},
     "cost": {"include", "base"},
+    "credentials": {"include", "base"},
     "device": {"include", "base", "kernels"},
     "sched": PURE_BELOW_SCHED,
     "handoff": PURE_BELOW_SCHED,
     "route": PURE_BELOW_SCHED,
-    "transport": {"include", "base", "kernels", "kv", "device", "text", "cost"},
+    "transport": {"include", "base", "kernels", "kv", "device", "text", "cost", "credentials"},
     "comm": {"include", "base", "kernels", "kv", "device", "text", "cost"},
     "model": {"include", "base", "kernels", "kv", "device", "text", "cost"},
     "runner": {"include", "base", "kernels", "device", "model"},
     "engine": PURE_BELOW_ENGINE,
     "front": PURE_BELOW_FRONT,
     "sim": PURE,
-    "rpc": PURE,
-    "http": PURE,
+    "rpc": PURE | {"credentials"},
+    "http": PURE | {"credentials"},
 }
 # src/app wires everything, so it may include every module.
 LAYERS["app"] = set(LAYERS)
@@ -49,6 +50,9 @@ SIM_SEES = "src/transport/fault_policy.h"
 # gRPC and protobuf are seen only where messages are coded, in the transport that runs over gRPC, and in the wiring.
 SEES_RPC = ("src/rpc/", "src/app/", "src/transport/grpc/")
 RPC_HEADER = re.compile(r"^(grpc|grpcpp|google/protobuf)/|\.pb\.h$")
+# One module handles keys and certificates.
+SEES_OPENSSL = "src/credentials/"
+OPENSSL_HEADER = re.compile(r"^openssl/")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 STANDARD_HEADER = re.compile(r"^[a-z_0-9]+$")
@@ -81,6 +85,8 @@ def complaint(root, source, quoted, name):
     if RPC_HEADER.search(name):
         allowed = str(source).startswith(SEES_RPC)
         return None if allowed else "gRPC and protobuf are for " + ", ".join(SEES_RPC)
+    if OPENSSL_HEADER.search(name):
+        return None if str(source).startswith(SEES_OPENSSL) else "OpenSSL is for " + SEES_OPENSSL
     target = resolve(root, source, name)
     if target is None:
         if quoted:
@@ -136,10 +142,13 @@ PLANTED = {  # file -> (its include lines, whether that is a violation)
     "src/front/front.h": [("#include <grpcpp/grpcpp.h>", True), ('#include "engine/core.h"', True)],
     "src/runner/runner.h": [('#include "device/cpu.h"', False), ('#include "kv/pool.h"', True)],
     "src/rpc/service.h": [('#include "front/front.h"', False), ("#include <grpcpp/grpcpp.h>", False),
-                          ('#include "baton/v1/inference.pb.h"', False), ('#include "runner/runner.h"', True)],
+                          ('#include "baton/v1/inference.pb.h"', False), ('#include "runner/runner.h"', True),
+                           ('#include "credentials/issue.cc"', False)],
     "src/sim/sim.h": [('#include "front/front.h"', False), ('#include "rpc/service.h"', True)],
     "src/transport/grpc/stream.h": [("#include <grpcpp/grpcpp.h>", False)],
     "src/transport/ucx/ucx.h": [("#include <ucp/api/ucp.h>", False), ("#include <grpcpp/grpcpp.h>", True)],
+    "src/credentials/issue.cc": [("#include <openssl/x509.h>", False), ('#include "text/utf8.h"', True)],
+    "src/text/utf8.h": [("#include <openssl/sha.h>", True)],
     "src/app/main.cc": [('#include "runner/runner.h"', False), ('#include "nowhere.h"', True)],
     "kernels/reference/gemm.h": [('#include "baton/status.h"', False), ("#include <immintrin.h>", False),
                                  ('#include "base/log.h"', True)],

@@ -9,7 +9,7 @@ packages=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev
   libspdlog-dev libfmt-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
-  libpcre2-dev libutf8proc-dev libxxhash-dev libucx-dev
+  libpcre2-dev libutf8proc-dev libxxhash-dev libucx-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev libsimde-dev
   python3 python3-venv python3-pip python3-jinja2 iproute2
   ca-certificates unzip procps util-linux
