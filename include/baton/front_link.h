@@ -46,6 +46,7 @@ struct WorkerHello {
   uint32_t max_context_tokens = 0;
   uint32_t submit_credits = 0;  // new commands that may be outstanding (not yet ended) at once
   bool draining = false;
+  RoleMask may;  // never sent: the most that its certificate allows, as the receiver read it
 };
 
 struct TokenEvent {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/connect.h"
 #include "app/process.h"
 #include "app/receipt.h"
 #include "rpc/inference_client.h"
@@ -101,7 +102,7 @@ int Show(const Settings& settings, const Answer& answer) {
       message += " (" + answer.result.reason + ")";
     } else if (answer.result.status.code() == Code::kUnavailable && answer.text.empty()) {
       // Every router gives a reason: nobody answered.
-      message += "; is a server there? `baton up MODEL` starts one, --server HOST:PORT names another";
+      message += WhatToTry(settings, answer.result.status);
     }
     return Fail(kExitFailed, InternalError(message));
   }
@@ -149,15 +150,16 @@ int Converse(const Settings& settings, InferenceClient* client, ClientRequest re
 
 int RunChat(const Settings& settings) {
   ClientRequest request = MakeRequest(settings);
-  const auto client = InferenceClient::Create({.address = settings.Text("server"), .in_process = nullptr});
-  if (!settings.Given("message")) return Converse(settings, client.get(), std::move(request));
+  const auto client = Connect(settings);
+  if (!client.ok()) return Fail(kExitUsage, client.status());
+  if (!settings.Given("message")) return Converse(settings, client->get(), std::move(request));
   for (const char* name : {"message", "system"}) {
     if (Status s = ValidateUtf8(settings.Text(name), name); !s.ok()) return Fail(kExitUsage, s);
   }
   ChatPrompt prompt{Opening(settings)};
   prompt.messages.push_back({"user", settings.Text("message"), ""});
   request.prompt = std::move(prompt);
-  return Show(settings, Ask(client.get(), request, !settings.Flag("json")));
+  return Show(settings, Ask(client->get(), request, !settings.Flag("json")));
 }
 
 int RunComplete(const Settings& settings) {
@@ -176,8 +178,9 @@ int RunComplete(const Settings& settings) {
     if (Status s = ValidateUtf8(text, "prompt"); !s.ok()) return Fail(kExitUsage, s);
     request.prompt = TextPrompt{std::move(text), true};
   }
-  const auto client = InferenceClient::Create({.address = settings.Text("server"), .in_process = nullptr});
-  return Show(settings, Ask(client.get(), request, !settings.Flag("json")));
+  const auto client = Connect(settings);
+  if (!client.ok()) return Fail(kExitUsage, client.status());
+  return Show(settings, Ask(client->get(), request, !settings.Flag("json")));
 }
 
 }  // namespace baton

@@ -11,6 +11,7 @@
 #include "app/commands.h"
 #include "app/process.h"
 #include "app/settings.h"
+#include "app/tls.h"
 
 namespace baton {
 namespace {
@@ -39,7 +40,7 @@ constexpr CommandSpec kCommands[] = {
 };
 
 // Names that users of the design will try; refused by name until they work.
-constexpr const char* kNotYet[] = {"bench", "sim", "top", "doctor", "certs"};
+constexpr const char* kNotYet[] = {"bench", "sim", "top", "doctor"};
 
 // One subcommand's flags as CLI11 fills them.
 struct ParsedCommand {
@@ -160,6 +161,22 @@ int RunCommandLine(int argc, const char* const* argv) {
   CLI::App* inspect = model->add_subcommand("inspect", "What a model is: shape, tensors, tokenizer, memory");
   inspect->add_option("model", arguments.model, "a .gguf file, or a folder with config.json and safetensors")
       ->required();
+  CertsArguments certificates;
+  std::string hosts, names = "router,router-0,prefill-0,decode-0,unified-0";
+  CLI::App* certs =
+      app.add_subcommand("certs", "Make a development CA, and a certificate for each process of a cluster");
+  certs->add_option("folder", certificates.folder, "where the PEM files go; a CA that is there already is used")
+      ->required();
+  certs
+      ->add_option("--hosts", hosts, "addresses and names, beside localhost, by which clients and workers dial routers")
+      ->type_name("HOST,...");
+  certs->add_option("--names", names, "the processes, each NAME or NAME=ROLE")
+      ->type_name("NAME,...")
+      ->capture_default_str();
+  certs->add_option("--days", certificates.days, "how long the certificates are valid, 1 to 3650")
+      ->type_name("N")
+      ->check(CLI::Range(1, 3650))
+      ->capture_default_str();
 
   if (argc > 1) {
     for (const char* name : kNotYet) {
@@ -186,6 +203,11 @@ int RunCommandLine(int argc, const char* const* argv) {
   }
   if (detokenize->parsed()) return RunDetokenize(arguments.model, arguments.text);
   if (inspect->parsed()) return RunModelInspect(arguments.model);
+  if (certs->parsed()) {
+    certificates.hosts = SplitList(hosts, ',');
+    certificates.names = SplitList(names, ',');
+    return RunCerts(certificates);
+  }
   for (const auto& command : commands) {
     if (command->app->parsed()) return RunParsed(*command);
   }

@@ -5,6 +5,7 @@
 
 #include "app/cluster_table.h"
 #include "app/commands.h"
+#include "app/connect.h"
 #include "app/process.h"
 #include "rpc/inference_client.h"
 
@@ -13,14 +14,8 @@ namespace {
 
 int FailCall(const Settings& settings, const Status& status) {
   std::string message = settings.Text("server") + ": " + status.ToString();
-  if (status.code() == Code::kUnavailable) {
-    message += "; is a server there? `baton up MODEL` starts one, --server HOST:PORT names another";
-  }
+  if (status.code() == Code::kUnavailable) message += WhatToTry(settings, status);
   return Fail(kExitFailed, InternalError(message));
-}
-
-std::unique_ptr<InferenceClient> Connect(const Settings& settings) {
-  return InferenceClient::Create({.address = settings.Text("server"), .in_process = nullptr});
 }
 
 std::string Left(const OrderUpdate& update) {
@@ -43,7 +38,9 @@ bool Show(const Settings& settings, const ClusterDescription& cluster) {
 }  // namespace
 
 int RunCluster(const Settings& settings) {
-  const auto client = Connect(settings);
+  const auto connected = Connect(settings);
+  if (!connected.ok()) return Fail(kExitUsage, connected.status());
+  InferenceClient* const client = connected->get();
   if (settings.Flag("watch")) {
     const Status status = client->WatchCluster(
         settings.Time("interval"), [&](const ClusterDescription& cluster) { return Show(settings, cluster); });
@@ -63,7 +60,9 @@ int RunDrain(const Settings& settings) {
   order.force = settings.Flag("force");
   order.wait = settings.Time("wait");
   const std::string what = order.router ? "the router" : order.worker;
-  const auto end = Connect(settings)->Drain(order, [&](const OrderUpdate& update) {
+  const auto client = Connect(settings);
+  if (!client.ok()) return Fail(kExitUsage, client.status());
+  const auto end = (*client)->Drain(order, [&](const OrderUpdate& update) {
     if (!update.last) std::fprintf(stderr, "%s: %s\n", what.c_str(), Left(update).c_str());
   });
   if (!end.ok()) return FailCall(settings, end.status());
@@ -87,7 +86,9 @@ int RunRole(const Settings& settings) {
   order.roles = {.prefill = role != "decode", .decode = role != "prefill"};
   order.force = settings.Flag("force");
   order.wait = settings.Time("wait");
-  const auto end = Connect(settings)->SetRole(order);
+  const auto client = Connect(settings);
+  if (!client.ok()) return Fail(kExitUsage, client.status());
+  const auto end = (*client)->SetRole(order);
   if (!end.ok()) return FailCall(settings, end.status());
   if (!end->changed) {
     std::printf("%s is a %s worker already\n", order.worker.c_str(), role.c_str());

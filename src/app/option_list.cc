@@ -28,11 +28,24 @@ constexpr OptionSpec kOptions[] = {
      "what other workers dial to reach this one, if not --listen; port 0 is that of --listen"},
     {"router", K::kAddresses, kWorkers, "127.0.0.1:8700", "routers to serve, separated by commas"},
     {"insecure-listen", K::kFlag, kServes, "false",
-     "allow --listen beyond this machine: there is no encryption and no authentication yet"},
+     "allow --listen beyond this machine without TLS or without API keys: whoever reaches the port can then read "
+     "all that passes, join as a worker, or ask"},
     {"name", K::kText, kServes, "", "this process in logs and in the cluster; empty: its role and a number"},
     {"served-name", K::kText, kUp | kRouter, "", "what clients call the model; empty: its own name"},
     {"state-dir", K::kText, kServes, "",
      "where start counters live; empty: $XDG_STATE_HOME/baton or ~/.local/state/baton"},
+
+    // Who may read and who may ask.
+    {"tls-ca", K::kFile, kServes | kAsks, "",
+     "PEM certificates that a peer's must come from; a client with it speaks TLS"},
+    {"tls-cert", K::kFile, kServes, "",
+     "PEM certificate of this process, then its intermediates; {name} is the process's name; with it, nothing but TLS "
+     "is spoken"},
+    {"tls-key", K::kFile, kServes, "", "PEM key of the certificate, without passphrase; {name} as above"},
+    {"api-keys", K::kFile, kUp | kRouter, "",
+     "keys that clients must show one of, a line each; health and reflection stay open"},
+    {"require-encryption", K::kFlag, kServes, "false",
+     "refuse whatever would send a prompt, an answer or KV unencrypted to another machine"},
 
     // Roles of `up`.
     {"prefill",
@@ -129,6 +142,8 @@ constexpr OptionSpec kOptions[] = {
 
     // Clients.
     {"server", K::kAddress, kAsks, "127.0.0.1:8700", "the router to ask"},
+    {"api-key", K::kSecret, kAsks, "",
+     "key for a server that wants one; BATON_API_KEY keeps it out of the list of processes"},
     {"message", K::kText, kChat, "", "one question; without it, lines of standard input"},
     {"system", K::kText, kChat, "", "system message"},
     {"prompt",
@@ -238,6 +253,10 @@ std::string_view Metavar(const OptionSpec& spec) {
       return "HOST:PORT,...";
     case K::kCores:
       return "LIST";
+    case K::kFile:
+      return "FILE";
+    case K::kSecret:
+      return "KEY";
     case K::kText:
       return "TEXT";
   }

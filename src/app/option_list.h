@@ -33,7 +33,9 @@ inline constexpr uint32_t kAsks = kClients | kCluster | kOrders;
 // How a value is written. Every kind has one canonical text, which --print-config shows.
 enum class OptionKind : uint8_t {
   kText,
-  kFlag,  // true, false
+  kFile,
+  kSecret,  // a word that no output may hold
+  kFlag,    // true, false
   kInteger,
   kReal,
   kBytes,      // 1048576, 512KiB, 2GiB, "auto" where 0 is allowed

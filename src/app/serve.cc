@@ -9,6 +9,7 @@
 #include "app/model_source.h"
 #include "app/process.h"
 #include "app/supervisor.h"
+#include "app/tls.h"
 #include "app/worker.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -98,6 +99,15 @@ void SayChatProblem(const ModelSource& source) {
   }
 }
 
+// What a router serves, and to whom.
+StatusOr<RouterServerOptions> OpenRouter(const Settings& settings, const ModelSource& source, const ProcessId& front,
+                                         const std::string& name) {
+  RouterServerOptions out = MakeRouterOptions(settings, source, front);
+  BATON_ASSIGN_OR_RETURN(out.tls, OpenTls(settings, name));
+  BATON_ASSIGN_OR_RETURN(out.api_keys, OpenApiKeys(settings));
+  return out;
+}
+
 int RunUpInOneProcess(const Settings& settings) {
   StopSignals signals(false);
   EventLines events = EventsOf(settings);
@@ -112,7 +122,9 @@ int RunUpInOneProcess(const Settings& settings) {
   SteadyClock clock;
   ProcessId front = *self;
   front.name += ".router";
-  auto server = RouterServer::Start(MakeRouterOptions(settings, *source, front), &clock);
+  auto options = OpenRouter(settings, *source, front, self->name);
+  if (!options.ok()) return Fail(kExitUsage, options.status());
+  auto server = RouterServer::Start(*std::move(options), &clock);
   if (!server.ok()) return Fail(kExitUsage, server.status());
 
   WorkerSetup setup;
@@ -159,7 +171,9 @@ int RunRouter(const Settings& settings) {
   SayChatProblem(*source);
 
   SteadyClock clock;
-  auto server = RouterServer::Start(MakeRouterOptions(settings, *source, *self), &clock);
+  auto options = OpenRouter(settings, *source, *self, self->name);
+  if (!options.ok()) return Fail(kExitUsage, options.status());
+  auto server = RouterServer::Start(*std::move(options), &clock);
   if (!server.ok()) return Fail(kExitUsage, server.status());
   events.Say(std::string(kListeningLine) + (*server)->address());
   MembershipLines members(server->get(), &events, static_cast<size_t>(settings.Integer("expect-workers")));
@@ -185,6 +199,9 @@ int RunWorker(const Settings& settings) {
 
   WorkerSetup setup;
   setup.self = *self;
+  auto tls = OpenTls(settings, self->name);
+  if (!tls.ok()) return Fail(kExitUsage, tls.status());
+  setup.tls = *std::move(tls);
   setup.roles = {.prefill = !decode, .decode = !prefill};
   for (const std::string& address : settings.Addresses("router"))
     setup.routers.push_back({.address = address, .in_process = nullptr});

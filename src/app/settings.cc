@@ -83,7 +83,10 @@ std::string CheckChoice(const OptionSpec& spec, const std::string& text) {
 std::string Complaint(const OptionSpec& spec, const std::string& text) {
   switch (spec.kind) {
     case OptionKind::kText:
+    case OptionKind::kFile:
       return {};
+    case OptionKind::kSecret:
+      return IsPlainWord(text) ? std::string() : "printable ASCII without spaces is needed";
     case OptionKind::kFlag: {
       const auto value = ParseFlag(text);
       return value.ok() ? std::string() : value.status().message();
@@ -194,12 +197,7 @@ StatusOr<Settings> Settings::Resolve(const SettingsInput& input) {
 void Settings::CheckTogether(std::vector<std::string>* problems) const {
   if ((command_ & kServes) != 0) {
     if (Text("model").empty()) problems->push_back("a MODEL is needed: a .gguf file, or a folder with safetensors");
-    const HostPort listen = Address("listen");
-    if (!IsLoopback(listen.host) && !Flag("insecure-listen")) {
-      problems->push_back(Get("listen").where + ": " + listen.host +
-                          " can be reached from other machines, and there is no encryption yet; add --insecure-listen "
-                          "to serve there all the same");
-    }
+    CheckSecurity(problems);
     // The supervisor's children are called after it.
     const size_t longest = Integer("status-fd") >= 0 ? 128 : 64;
     if (Text("name").size() > longest || !IsPlainWord(Text("name")) || Text("name").find('/') != std::string::npos) {
@@ -271,6 +269,51 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
   }
 }
 
+void Settings::CheckSecurity(std::vector<std::string>* problems) const {
+  const bool tls = !Text("tls-cert").empty();
+  const bool alone = command_ == kUp && Integer("decode") == 0;
+  for (const auto& [one, other] : {std::pair{"tls-cert", "tls-key"}, std::pair{"tls-key", "tls-cert"}}) {
+    if (!Text(one).empty() && Text(other).empty()) problems->push_back(Get(one).where + ": add --" + other);
+  }
+  if (!alone && tls && Text("tls-ca").empty()) {
+    problems->push_back(Get("tls-cert").where + ": add --tls-ca, by which routers and workers know each other");
+  }
+  if (!alone && !tls && !Text("tls-ca").empty()) {
+    problems->push_back(Get("tls-ca").where + ": add --tls-cert and --tls-key, which a process of a cluster shows");
+  }
+  const HostPort listen = Address("listen");
+  if (!IsLoopback(listen.host) && !Flag("insecure-listen")) {
+    std::string missing;
+    if (!tls) missing = "--tls-cert and --tls-key (`baton certs` makes them)";
+    if ((command_ & (kUp | kRouter)) != 0 && Text("api-keys").empty()) {
+      missing += std::string(missing.empty() ? "" : ", and ") + "--api-keys";
+    }
+    if (!missing.empty()) {
+      problems->push_back(Get("listen").where + ": " + listen.host + " can be reached from other machines: add " +
+                          missing + "; --insecure-listen does without");
+    }
+  }
+  if (!Flag("require-encryption")) return;
+  const std::string forbidden = ", which " + Get("require-encryption").where + " forbids; ";
+  bool far = !IsLoopback(listen.host);
+  if ((command_ & kWorkers) != 0) {
+    for (const std::string& router : Addresses("router")) far |= !IsLoopback(ParseHostPort(router)->host);
+  }
+  if (far && !tls) {
+    problems->push_back(Get("listen").where + ": other machines are reached unencrypted" + forbidden +
+                        "add --tls-ca, --tls-cert and --tls-key");
+  }
+  // Children of `up` serve each other on its interface, or on loopback where that is every one.
+  const bool pairs_far = !IsLoopback(listen.host) &&
+                         ((command_ & kWorkers) != 0 || (command_ == kUp && !alone && !IsWildcard(listen.host)));
+  const std::string transport = pairs_far ? Text("transport") : "";
+  if (transport == "auto" || transport == "ucx-tcp") {
+    problems->push_back(Get("transport").where + ": " + transport +
+                        " may move KV to other machines unencrypted, by ucx" + forbidden +
+                        "use --transport grpc, or ucx-shm within one machine");
+  }
+}
+
 const Settings::Value& Settings::Get(std::string_view name) const {
   const auto it = values_.find(name);
   BATON_CHECK(it != values_.end(), name);
@@ -296,7 +339,9 @@ std::string Settings::Print() const {
     const Value& value = Get(spec.name);
     const bool bare =
         spec.kind == OptionKind::kFlag || spec.kind == OptionKind::kInteger || spec.kind == OptionKind::kReal;
-    std::string line = std::string(spec.name) + " = " + (bare ? value.text : QuotedToml(value.text));
+    const bool secret = spec.kind == OptionKind::kSecret && !value.text.empty();
+    std::string line =
+        std::string(spec.name) + " = " + (bare ? value.text : QuotedToml(secret ? std::string() : value.text));
     line.resize(std::max<size_t>(line.size() + 2, 40), ' ');
     switch (value.origin) {
       case Origin::kDefault:
@@ -312,7 +357,7 @@ std::string Settings::Print() const {
         line += "# flag";
         break;
     }
-    out += line + "\n";
+    out += line + (secret ? ", not shown\n" : "\n");
   }
   return out;
 }

@@ -59,6 +59,7 @@ class Settings {
   };
   const Value& Get(std::string_view name) const;
   void CheckTogether(std::vector<std::string>* problems) const;
+  void CheckSecurity(std::vector<std::string>* problems) const;  // of a serving command
 
   CommandBit command_ = kUp;
   std::string config_name_;

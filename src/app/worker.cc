@@ -164,6 +164,7 @@ class CpuWorker : public Worker {
     network.listen = setup.alone ? "" : settings.Text("listen");
     if (!setup.alone) network.advertise = settings.Text("advertise");
     network.routers = setup.routers;
+    network.tls = setup.tls;
     network.on_refused = [left = setup.routers.size(), tell = setup.on_refused](const Status& why) mutable {
       if (--left == 0 && tell) return tell(why);
       spdlog::error("{}; {} routers are left", why.message(), left);

@@ -15,6 +15,7 @@
 #include "baton/front_link.h"
 #include "baton/ids.h"
 #include "baton/status.h"
+#include "credentials/certificate.h"
 #include "model/model_file.h"
 #include "rpc/endpoint.h"
 
@@ -26,6 +27,7 @@ struct WorkerSetup {
   std::vector<Endpoint> routers;
   // Every router has refused this worker for good. Network thread; must not block.
   std::function<void(const Status&)> on_refused;
+  TlsPems tls;         // of every connection to other processes
   bool alone = false;  // the only worker of this process's own router: no pair service, no shared memory
 };
 
@@ -33,8 +35,8 @@ class Worker {
  public:
   // Binds, plans the memory in words, loads, allocates, and starts serving. Errors are the user's to mend
   // (exit code 2): address, model, memory, transport.
-  static StatusOr<std::unique_ptr<Worker>> Start(const Settings& settings, const ModelFile& file,
-                                                 WorkerSetup setup, EventLines* events);
+  static StatusOr<std::unique_ptr<Worker>> Start(const Settings& settings, const ModelFile& file, WorkerSetup setup,
+                                                 EventLines* events);
   virtual ~Worker() = default;  // as Stop
 
   virtual std::string pair_address() const = 0;  // "" when alone

@@ -40,9 +40,12 @@ StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
   ApiKeys out;
   for (size_t number = 1; !text.empty(); ++number) {
     const size_t end = text.find('\n');
-    const std::string_view key = Trim(text.substr(0, end));
+    std::string_view key = Trim(text.substr(0, end));
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (key.empty() || key.front() == '#') continue;
+    constexpr std::string_view kOperator = "operator ";
+    const bool operates = key.substr(0, kOperator.size()) == kOperator;
+    if (operates) key = Trim(key.substr(kOperator.size()));
     const std::string where = "line " + std::to_string(number) + ": ";
     if (key.size() < kLeastLength || key.size() > kMostLength) {
       return InvalidArgumentError(where + "a key of " + std::to_string(key.size()) + " characters; " +
@@ -52,24 +55,32 @@ StatusOr<ApiKeys> ApiKeys::Parse(std::string_view text) {
     if (!std::all_of(key.begin(), key.end(), [](char c) { return c > ' ' && c < 0x7f; })) {
       return InvalidArgumentError(where + "a key is printable ASCII without spaces");
     }
-    out.digests_.push_back(DigestOf(key));
+    out.keys_.push_back({DigestOf(key), operates});
+    out.some_operate_ |= operates;
   }
-  if (out.digests_.empty()) return InvalidArgumentError("holds no key; a line each (openssl rand -hex 24 makes one)");
+  if (out.keys_.empty()) return InvalidArgumentError("holds no key; a line each (openssl rand -hex 24 makes one)");
   return out;
 }
 
-Status ApiKeys::Check(std::optional<std::string_view> authorization) const {
+Status ApiKeys::Check(std::optional<std::string_view> authorization, Use use) const {
   if (!required()) return OkStatus();
   if (!authorization || !TakeBearer(&*authorization)) {
     return Status(Code::kUnauthenticated,
                   "an API key is needed: metadata \"authorization: Bearer KEY\" (BATON_API_KEY or --api-key)");
   }
   const Digest shown = DigestOf(Trim(*authorization));
-  int known = 0;
-  for (const Digest& digest : digests_) {
-    known |= static_cast<int>(CRYPTO_memcmp(shown.data(), digest.data(), shown.size()) == 0);
+  int known = 0, operates = 0;
+  for (const Known& key : keys_) {
+    const int same = static_cast<int>(CRYPTO_memcmp(shown.data(), key.digest.data(), shown.size()) == 0);
+    known |= same;
+    operates |= same & static_cast<int>(key.operates);
   }
-  return known != 0 ? OkStatus() : Status(Code::kUnauthenticated, "this API key is not known here");
+  if (known == 0) return Status(Code::kUnauthenticated, "this API key is not known here");
+  if (use == Use::kOperate && some_operate_ && operates == 0) {
+    return Status(Code::kPermissionDenied, "this API key may ask the model, not operate the cluster; that needs a key of an "
+                                           "operator");
+  }
+  return OkStatus();
 }
 
 }  // namespace baton

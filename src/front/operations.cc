@@ -105,6 +105,12 @@ void Operations::Begin(const RoleOrder& order, const OperationContext& ctx) {
   if (!order.roles.prefill && !order.roles.decode) {
     return End(order.handle, InvalidArgumentError("role: one of prefill, decode and unified is needed"), ctx);
   }
+  if ((order.roles.prefill && !session->may.prefill) || (order.roles.decode && !session->may.decode)) {
+    return End(order.handle,
+               FailedPreconditionError(fmt::format("{} may not become a {} worker: its certificate is that of a {} worker",
+                                                   order.worker, RoleName(order.roles), RoleName(session->may))),
+               ctx);
+  }
   if (session->self.address.empty() && !(order.roles.prefill && order.roles.decode)) {
     return End(order.handle,
                FailedPreconditionError(order.worker + " serves no other workers (it has no address that they could "

@@ -175,6 +175,7 @@ void Sessions::Add(LinkId link, WorkerId worker, const WorkerHello& hello, TimeP
   s.link = link;
   s.worker = worker;
   s.self = hello.self;
+  s.may = hello.may;
   s.host = HostOf(hello.self.address);
   s.draining = hello.draining;
   s.heard = now;

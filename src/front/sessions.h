@@ -21,6 +21,7 @@ struct WorkerSession {
   LinkId link{};
   WorkerId worker{};
   PeerAddress self;
+  RoleMask may;        // what its certificate allows
   std::string host;    // of its address: deaths on one host within seconds count once (L8)
   uint64_t steps = 0;  // launched so far, as last heard; so are the next two
   std::vector<ChildId> once_hit_in_step;

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "rpc/client_stream.h"
+#include "rpc/peer_identity.h"
 #include "rpc/request_codec.h"
 
 namespace baton {
@@ -326,10 +327,18 @@ StatusOr<std::chrono::milliseconds> IntervalOf(const v1::WatchClusterRequest& re
 
 }  // namespace
 
-grpc::ServerUnaryReactor* ClusterService::GetCluster(grpc::CallbackServerContext* /*context*/,
+Status ClusterService::Admit(const grpc::CallbackServerContext& context) const {
+  return CheckKey(keys_, ApiKeys::Use::kOperate, context);
+}
+
+grpc::ServerUnaryReactor* ClusterService::GetCluster(grpc::CallbackServerContext* context,
                                                      const v1::GetClusterRequest* /*request*/,
                                                      v1::ClusterSnapshot* response) {
   auto* reactor = new SnapshotAnswer;
+  if (Status status = Admit(*context); !status.ok()) {
+    reactor->Finish(Failure(status));
+    return reactor;
+  }
   const bool asked = front_->Query([reactor, response](const Front& front, TimePoint now) {
     ToWire(front.Snapshot(now), front.CouldServe(), response);
     reactor->Finish(grpc::Status::OK);
@@ -338,21 +347,24 @@ grpc::ServerUnaryReactor* ClusterService::GetCluster(grpc::CallbackServerContext
   return reactor;
 }
 
-grpc::ServerWriteReactor<v1::ClusterSnapshot>* ClusterService::WatchCluster(grpc::CallbackServerContext* /*context*/,
+grpc::ServerWriteReactor<v1::ClusterSnapshot>* ClusterService::WatchCluster(grpc::CallbackServerContext* context,
                                                                             const v1::WatchClusterRequest* request) {
+  if (Status status = Admit(*context); !status.ok()) return Watch::Start(front_, status, watchers_);
   return Watch::Start(front_, IntervalOf(*request), watchers_);
 }
 
-grpc::ServerWriteReactor<v1::DrainProgress>* ClusterService::Drain(grpc::CallbackServerContext* /*context*/,
+grpc::ServerWriteReactor<v1::DrainProgress>* ClusterService::Drain(grpc::CallbackServerContext* context,
                                                                    const v1::DrainRequest* request) {
+  if (Status status = Admit(*context); !status.ok()) return DrainCall::Start(front_, status);
   spdlog::info("operator: {} {}{}", request->undo() ? "end the drain of" : "drain",
                request->router() ? "this router" : CutMessage(request->worker(), kMaxEchoedText),
                request->force() ? ", by force" : "");
   return DrainCall::Start(front_, OrderOf(*request));
 }
 
-grpc::ServerUnaryReactor* ClusterService::SetRole(grpc::CallbackServerContext* /*context*/,
+grpc::ServerUnaryReactor* ClusterService::SetRole(grpc::CallbackServerContext* context,
                                                   const v1::SetRoleRequest* request, v1::SetRoleResponse* response) {
+  if (Status status = Admit(*context); !status.ok()) return RoleCall::Start(front_, response, status);
   spdlog::info("operator: {} of {}{}", v1::Role_Name(request->role()), CutMessage(request->worker(), kMaxEchoedText),
                request->force() ? ", by force" : "");
   return RoleCall::Start(front_, response, OrderOf(*request));

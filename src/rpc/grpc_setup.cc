@@ -87,6 +87,22 @@ void LogFromGrpc(gpr_log_func_args* args) {
   spdlog::debug("grpc {}:{}: {}", args->file, args->line, args->message);
 }
 
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const TlsPems& tls) {
+  if (tls.ca.empty()) return grpc::InsecureChannelCredentials();
+  return grpc::SslCredentials({tls.ca, tls.key, tls.certificate});
+}
+
+std::shared_ptr<grpc::ServerCredentials> CredentialsOf(const TlsPems& tls, ClientCertificates clients) {
+  if (!tls.serves()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(!tls.mutual() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                                            : clients == ClientCertificates::kWelcome
+                                                ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                                                : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = tls.ca;
+  options.pem_key_cert_pairs.push_back({tls.key, tls.certificate});
+  return grpc::SslServerCredentials(options);
+}
+
 // Where Parse listens: only protobuf's log says which field is not UTF-8.
 thread_local std::string* complaint = nullptr;
 
@@ -176,7 +192,31 @@ std::shared_ptr<grpc::Channel> OpenChannel(const Endpoint& endpoint, const Chann
     args.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     args.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, static_cast<int>(settings.stream_window_bytes));
   }
-  return grpc::CreateCustomChannel(endpoint.address, grpc::InsecureChannelCredentials(), args);
+  if (!settings.peer_name.empty()) args.SetSslTargetNameOverride(settings.peer_name);
+  return grpc::CreateCustomChannel(endpoint.address, CredentialsOf(settings.tls), args);
+}
+
+Status ExplainConnection(const Status& status, const TlsPems& tls) {
+  const std::string& words = status.message();
+  if (status.code() != Code::kUnavailable || words.find("failed to connect") == std::string::npos) return status;
+  const auto says = [&](std::string_view part) { return words.find(part) != std::string::npos; };
+  if (says("wrong version number")) return UnavailableError("the server does not speak TLS");
+  if (says("certificate verify failed")) {
+    return UnavailableError("the server's certificate is not of the CA that is trusted here, or is out of date");
+  }
+  constexpr std::string_view kName = "Peer name ";
+  if (const size_t at = words.find(kName), end = words.find(" is not in peer certificate"); end != std::string::npos) {
+    const std::string name = words.substr(at + kName.size(), end - at - kName.size());
+    return UnavailableError("the server's certificate does not name " + name);
+  }
+  if (!says("Socket closed") && !says("Connection reset")) return status;
+  if (tls.ca.empty()) {
+    return UnavailableError("the server closed the connection before it answered: does it speak TLS?");
+  }
+  if (!tls.mutual()) return status;
+  return UnavailableError(
+      "the server closed the connection in the TLS handshake: the certificate shown to it may not be of its CA, or out "
+      "of date");
 }
 
 void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder) {
@@ -195,12 +235,14 @@ void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 256 << 10);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
 }
 
-StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder) {
+StatusOr<BoundServer> BuildServer(const std::string& listen, const TlsPems& tls, ClientCertificates clients,
+                                  grpc::ServerBuilder* builder) {
   BATON_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(listen));
   int port = 0;
-  builder->AddListeningPort(listen, grpc::InsecureServerCredentials(), &port);
+  builder->AddListeningPort(listen, CredentialsOf(tls, clients), &port);
   BoundServer bound;
   bound.server = builder->BuildAndStart();
   if (bound.server == nullptr || port <= 0) return ExplainBindFailure(address, listen);

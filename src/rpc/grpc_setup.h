@@ -11,6 +11,7 @@
 #include <string>
 
 #include "baton/status.h"
+#include "credentials/certificate.h"
 #include "rpc/endpoint.h"
 
 namespace baton {
@@ -44,10 +45,15 @@ struct ChannelSettings {
   std::chrono::milliseconds keepalive_timeout{0};
   std::chrono::milliseconds connect_timeout{2000};
   size_t stream_window_bytes = 0;  // 0: gRPC's, growing with the path's bandwidth
+  TlsPems tls;                     // without a CA: plain text
+  std::string peer_name;           // what the server's certificate must name; empty: the host that was dialed
 };
 // A fresh connection that shares nothing with other channels, so that each has its own fate. nullptr only for an
 // in-process server that is gone.
 std::shared_ptr<grpc::Channel> OpenChannel(const Endpoint& endpoint, const ChannelSettings& settings);
+
+// A connection that could not be made, in words where certificates or TLS are the reason; else as gRPC says it.
+Status ExplainConnection(const Status& status, const TlsPems& tls);
 
 struct ServerSettings {
   size_t max_receive_bytes = size_t{16} << 20;
@@ -63,8 +69,12 @@ struct BoundServer {
   int port = 0;
   std::string address;  // the host as given, the real port
 };
-// Adds the listening port and starts. The port is never shared with another process.
-StatusOr<BoundServer> BuildServer(const std::string& listen, grpc::ServerBuilder* builder);
+// Whose certificates a server with a CA wants. One that is shown must be of that CA in either case.
+enum class ClientCertificates : uint8_t { kWelcome, kDemanded };
+// Adds the listening port and starts. The port is never shared with another process. Without a certificate in `tls`:
+// plain text; without a CA: clients are asked for none.
+StatusOr<BoundServer> BuildServer(const std::string& listen, const TlsPems& tls, ClientCertificates clients,
+                                  grpc::ServerBuilder* builder);
 
 // A message that came as bytes. INVALID_ARGUMENT with the field that is not UTF-8, or the number of bytes that are no
 // such message.

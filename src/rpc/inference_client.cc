@@ -14,17 +14,19 @@ namespace baton {
 
 namespace {
 
-Failed ResultOf(const grpc::Status& status) {
+Failed ResultOf(const grpc::Status& status, const TlsPems& tls) {
   Failed out;
-  out.status = FromGrpc(status);
+  out.status = ExplainConnection(FromGrpc(status), tls);
   DecodeErrorDetail(status.error_details(), &out);
   return out;
 }
 
 class Client final : public InferenceClient {
  public:
-  Client(std::shared_ptr<grpc::Channel> channel)
+  Client(std::shared_ptr<grpc::Channel> channel, const InferenceClient::Options& options)
       : channel_(std::move(channel)),
+        tls_(options.tls),
+        authorization_(options.api_key.empty() ? "" : "Bearer " + options.api_key),
         inference_(v1::Inference::NewStub(channel_)),
         cluster_(v1::Cluster::NewStub(channel_)) {}
 
@@ -42,7 +44,7 @@ class Client final : public InferenceClient {
       ClientEvent value;
       if (FromWire(event, &value) && !on_event(value)) call.context.TryCancel();
     }
-    return ResultOf(stream->Finish());
+    return ResultOf(stream->Finish(), tls_);
   }
 
   StatusOr<std::vector<ClientEvent>> Complete(const ClientRequest& request) override {
@@ -50,7 +52,7 @@ class Client final : public InferenceClient {
     ToWire(request, &wire);
     v1::GenerateResult result;
     Call call(this, request.deadline);
-    const Status status = FromGrpc(inference_->Complete(&call.context, wire, &result));
+    const Status status = StatusOf(inference_->Complete(&call.context, wire, &result));
     if (!status.ok()) return status;
     return FromWire(result);
   }
@@ -70,7 +72,7 @@ class Client final : public InferenceClient {
     if (const auto* chat = std::get_if<ChatPrompt>(&request.prompt)) ToWire(*chat, wire.mutable_chat());
     v1::TokenizeResponse response;
     Call call(this, kUnaryDeadline);
-    const Status status = FromGrpc(inference_->Tokenize(&call.context, wire, &response));
+    const Status status = StatusOf(inference_->Tokenize(&call.context, wire, &response));
     if (!status.ok()) return status;
     return std::vector<TokenId>(response.ids().begin(), response.ids().end());
   }
@@ -81,7 +83,7 @@ class Client final : public InferenceClient {
     wire.set_skip_special_tokens(skip_special);
     v1::DetokenizeResponse response;
     Call call(this, kUnaryDeadline);
-    const Status status = FromGrpc(inference_->Detokenize(&call.context, wire, &response));
+    const Status status = StatusOf(inference_->Detokenize(&call.context, wire, &response));
     if (!status.ok()) return status;
     return response.text();
   }
@@ -91,13 +93,13 @@ class Client final : public InferenceClient {
     wire.set_request_id(request_id);
     v1::CancelResponse response;
     Call call(this, kUnaryDeadline);
-    return FromGrpc(inference_->Cancel(&call.context, wire, &response));
+    return StatusOf(inference_->Cancel(&call.context, wire, &response));
   }
 
   StatusOr<std::vector<ModelDescription>> ListModels() override {
     v1::ListModelsResponse response;
     Call call(this, kUnaryDeadline);
-    const Status status = FromGrpc(inference_->ListModels(&call.context, {}, &response));
+    const Status status = StatusOf(inference_->ListModels(&call.context, {}, &response));
     if (!status.ok()) return status;
     std::vector<ModelDescription> models;
     for (const v1::Model& model : response.models()) models.push_back(ModelOf(model));
@@ -109,7 +111,7 @@ class Client final : public InferenceClient {
     wire.set_model(name);
     v1::Model model;
     Call call(this, kUnaryDeadline);
-    const Status status = FromGrpc(inference_->GetModel(&call.context, wire, &model));
+    const Status status = StatusOf(inference_->GetModel(&call.context, wire, &model));
     if (!status.ok()) return status;
     return ModelOf(model);
   }
@@ -117,7 +119,7 @@ class Client final : public InferenceClient {
   StatusOr<ClusterDescription> GetCluster() override {
     v1::ClusterSnapshot response;
     Call call(this, kUnaryDeadline);
-    const Status status = FromGrpc(cluster_->GetCluster(&call.context, {}, &response));
+    const Status status = StatusOf(cluster_->GetCluster(&call.context, {}, &response));
     if (!status.ok()) return status;
     return FromWire(response);
   }
@@ -131,7 +133,7 @@ class Client final : public InferenceClient {
     bool enough = false;
     while (!enough && stream->Read(&snapshot)) enough = !on_snapshot(FromWire(snapshot));
     if (enough) call.context.TryCancel();
-    const Status status = FromGrpc(stream->Finish());
+    const Status status = StatusOf(stream->Finish());
     return enough ? OkStatus() : status;
   }
 
@@ -159,7 +161,7 @@ class Client final : public InferenceClient {
       last.elapsed = std::chrono::microseconds(progress.elapsed_us());
       if (on_progress) on_progress(last);
     }
-    const Status status = FromGrpc(stream->Finish());
+    const Status status = StatusOf(stream->Finish());
     if (!status.ok()) return status;
     return last;
   }
@@ -175,7 +177,7 @@ class Client final : public InferenceClient {
     wire.set_wait_ms(static_cast<uint64_t>(order.wait / std::chrono::milliseconds(1)));
     v1::SetRoleResponse response;
     Call call(this, order.wait + kUnaryDeadline);
-    const Status status = FromGrpc(cluster_->SetRole(&call.context, wire, &response));
+    const Status status = StatusOf(cluster_->SetRole(&call.context, wire, &response));
     if (!status.ok()) return status;
     OrderUpdate out;
     out.last = true;
@@ -189,11 +191,14 @@ class Client final : public InferenceClient {
   }
 
  private:
+  Status StatusOf(const grpc::Status& status) const { return ExplainConnection(FromGrpc(status), tls_); }
+
   static constexpr Duration kUnaryDeadline = std::chrono::seconds(30);
 
   // A call under way, where CancelAll finds it.
   struct Call {
     Call(Client* client, std::optional<Duration> deadline) : owner(client) {
+      if (!client->authorization_.empty()) context.AddMetadata("authorization", client->authorization_);
       if (deadline) {
         context.set_deadline(std::chrono::system_clock::now() +
                              std::chrono::duration_cast<std::chrono::system_clock::duration>(*deadline));
@@ -215,6 +220,8 @@ class Client final : public InferenceClient {
   }
 
   const std::shared_ptr<grpc::Channel> channel_;
+  const TlsPems tls_;
+  const std::string authorization_;
   const std::unique_ptr<v1::Inference::Stub> inference_;
   const std::unique_ptr<v1::Cluster::Stub> cluster_;
   std::mutex mutex_;
@@ -255,9 +262,10 @@ std::unique_ptr<InferenceClient> InferenceClient::Create(const Endpoint& endpoin
   settings.keepalive_time = std::chrono::seconds(30);
   settings.keepalive_timeout = std::chrono::seconds(10);
   settings.stream_window_bytes = options.stream_window_bytes;
+  settings.tls = options.tls;
   std::shared_ptr<grpc::Channel> channel = OpenChannel(endpoint, settings);
   if (channel == nullptr) return std::make_unique<GoneClient>();
-  return std::make_unique<Client>(std::move(channel));
+  return std::make_unique<Client>(std::move(channel), options);
 }
 
 }  // namespace baton

@@ -11,6 +11,7 @@
 
 #include "baton/ids.h"
 #include "baton/status.h"
+#include "credentials/certificate.h"
 #include "front/client_event.h"
 #include "front/client_request.h"
 #include "front/front.h"
@@ -77,6 +78,8 @@ class InferenceClient {
   struct Options {
     size_t max_message_bytes = size_t{16} << 20;
     size_t stream_window_bytes = 0;  // 0: gRPC's; small ones make a slow reader felt sooner
+    TlsPems tls;                     // with a CA: TLS
+    std::string api_key;             // shown with every call; "": none
   };
   // Connects lazily: a dead address shows as UNAVAILABLE at the first call.
   static std::unique_ptr<InferenceClient> Create(const Endpoint& endpoint, Options options);

@@ -6,6 +6,7 @@
 #include "rpc/client_stream.h"
 #include "rpc/grpc_setup.h"
 #include "rpc/link_stream.h"
+#include "rpc/peer_identity.h"
 #include "rpc/request_codec.h"
 #include "text/detokenizer.h"
 
@@ -34,8 +35,13 @@ InferenceService::InferenceService(const RouterServerOptions& options, FrontThre
       served_name_(options.front.served_name.empty() ? options.front.model.name : options.front.served_name),
       front_(front) {}
 
+Status InferenceService::Admit(const grpc::CallbackServerContext& context) const {
+  return CheckKey(options_.api_keys, ApiKeys::Use::kAsk, context);
+}
+
 StatusOr<ClientRequest> InferenceService::Accept(const grpc::CallbackServerContext& context,
                                                  const grpc::ByteBuffer& bytes) const {
+  BATON_RETURN_IF_ERROR(Admit(context));
   if (bytes.Length() > options_.max_request_bytes) {
     return InvalidArgumentError("request: " + std::to_string(bytes.Length()) + " bytes are above the limit of " +
                                 std::to_string(options_.max_request_bytes));
@@ -89,6 +95,7 @@ grpc::ServerUnaryReactor* InferenceService::Complete(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request,
                                                      v1::TokenizeResponse* response) {
+  if (Status status = Admit(*context); !status.ok()) return Answer(context, status);
   if (Status status = CheckModel(request->model()); !status.ok()) return Answer(context, status);
   ClientRequest prompt;
   const bool add_special = !request->has_add_special() || request->add_special();
@@ -106,6 +113,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
+  if (Status status = Admit(*context); !status.ok()) return Answer(context, status);
   if (Status status = CheckModel(request->model()); !status.ok()) return Answer(context, status);
   const int64_t vocabulary = options_.tokenizer->vocab_size();
   for (int32_t id : request->ids()) {
@@ -120,6 +128,7 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 
 grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* context,
                                                    const v1::CancelRequest* request, v1::CancelResponse* /*response*/) {
+  if (Status status = Admit(*context); !status.ok()) return Answer(context, status);
   const std::string id = request->request_id();
   if (id.empty()) return Answer(context, InvalidArgumentError("request_id: empty"));
   if (Status status = CheckRequestId(id); !status.ok()) return Answer(context, status);
@@ -135,13 +144,15 @@ grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context,
                                                        const v1::ListModelsRequest* /*request*/,
                                                        v1::ListModelsResponse* response) {
+  if (Status status = Admit(*context); !status.ok()) return Answer(context, status);
   Describe(response->add_models());
   return Answer(context, OkStatus());
 }
 
 grpc::ServerUnaryReactor* InferenceService::GetModel(grpc::CallbackServerContext* context,
                                                      const v1::GetModelRequest* request, v1::Model* response) {
-  const Status status = CheckModel(request->model());
+  Status status = Admit(*context);
+  if (status.ok()) status = CheckModel(request->model());
   if (status.ok()) Describe(response);
   return Answer(context, status);
 }

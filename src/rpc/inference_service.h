@@ -46,6 +46,7 @@ class InferenceService final : public InferenceCallbacks {
                                      v1::Model* response) override;
 
  private:
+  Status Admit(const grpc::CallbackServerContext& context) const;
   // The request with the call's deadline in it.
   StatusOr<ClientRequest> Accept(const grpc::CallbackServerContext& context, const grpc::ByteBuffer& bytes) const;
   Status CheckRequestId(const std::string& id) const;

@@ -37,8 +37,10 @@ class Server final : public RouterServer {
         front_(FrontOptionsOf(options_, [this](bool serving) { OnServing(serving); }), options_.tokenizer,
                options_.chat, clock),
         inference_(options_, &front_),
-        cluster_(&front_),
-        workers_(&front_, {options_.max_workers, {options_.worker_queue_messages, options_.max_worker_bytes}}) {}
+        cluster_(options_.api_keys, &front_),
+        workers_(&front_, {options_.tls.serves(),
+                           options_.max_workers,
+                           {options_.worker_queue_messages, options_.max_worker_bytes}}) {}
   ~Server() override { Shutdown(); }
 
   Status Bind() {
@@ -52,7 +54,8 @@ class Server final : public RouterServer {
     builder.RegisterService(&inference_);
     builder.RegisterService(&cluster_);
     builder.RegisterService(&workers_);
-    BATON_ASSIGN_OR_RETURN(BoundServer bound, BuildServer(options_.listen, &builder));
+    BATON_ASSIGN_OR_RETURN(BoundServer bound,
+                           BuildServer(options_.listen, options_.tls, ClientCertificates::kWelcome, &builder));
     address_ = bound.address;
     port_ = bound.port;
     in_process_ = std::make_shared<InProcessTarget>(bound.server.get());

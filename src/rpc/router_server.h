@@ -17,6 +17,8 @@
 #include "baton/ids.h"
 #include "baton/status.h"
 #include "baton/tokenizer.h"
+#include "credentials/api_keys.h"
+#include "credentials/certificate.h"
 #include "front/front.h"
 #include "rpc/endpoint.h"
 
@@ -36,6 +38,11 @@ struct RouterServerOptions {
   ServedModel model;
   const Tokenizer* tokenizer = nullptr;  // outlives the server
   const ChatTemplate* chat = nullptr;    // may be null
+
+  // Clients and workers share the port. With a certificate it speaks TLS alone. A worker must then show a certificate
+  // of the CA that names it, so without a CA no worker comes from another process; clients never need one.
+  TlsPems tls;
+  ApiKeys api_keys;  // of Inference and Cluster; health and reflection are open
 
   size_t stream_queue_events = 256;                      // per client stream; a slower reader gets merged deltas
   size_t stream_queue_bytes = size_t{8} << 20;           // waiting for one client; beyond, RESOURCE_EXHAUSTED

@@ -24,6 +24,7 @@
 #include "rpc/grpc_setup.h"
 #include "rpc/link_codec.h"
 #include "rpc/link_stream.h"
+#include "rpc/peer_identity.h"
 
 namespace baton {
 
@@ -137,16 +138,26 @@ Status EngineIsFull() {
   return ResourceExhaustedError("the engine's mailbox is full: it is stuck, or the peer ignores its credits");
 }
 
+// Shared with what may outlive the network: the last callbacks of gRPC's threads.
+using OwnTls = std::shared_ptr<const TlsPems>;
+
+Status NotWhom(const std::string& expected, const CertifiedProcess& proven) {
+  return Status(Code::kPermissionDenied, expected + " is expected, but the certificate is that of " +
+                                             std::string(RoleName(proven.role)) + " " + proven.name);
+}
+
 // ---- owners: one stream's life as commands ----------------------------------------------------------------
 
 // Sends LinkUp once and before anything else, LinkDown once and after everything.
 class LinkLife {
  public:
-  LinkLife(std::shared_ptr<Inbox> inbox, LinkId link, LinkKind kind)
-      : inbox_(std::move(inbox)), link_(link), kind_(kind) {}
+  // `admit`: whether the peer is who it should be; asked once, before LinkUp.
+  LinkLife(std::shared_ptr<Inbox> inbox, LinkId link, LinkKind kind, std::function<Status()> admit = {})
+      : inbox_(std::move(inbox)), link_(link), kind_(kind), admit_(std::move(admit)) {}
   Status Up() {
     std::lock_guard lock(mutex_);  // the answer and the first message may be reported by two threads at once
     if (up_) return OkStatus();
+    if (admit_) BATON_RETURN_IF_ERROR(admit_());
     up_ = inbox_->Control(LinkUp{link_, kind_});
     return up_ ? OkStatus() : EngineIsFull();
   }
@@ -162,51 +173,86 @@ class LinkLife {
   const std::shared_ptr<Inbox> inbox_;
   const LinkId link_;
   const LinkKind kind_;
+  const std::function<Status()> admit_;
   std::mutex mutex_;
   bool up_ = false;
 };
 
 class FrontOwner final : public LinkOwner<wire::FrontCommand> {
  public:
-  FrontOwner(std::shared_ptr<Inbox> inbox, LinkId link) : life_(std::move(inbox), link, LinkKind::kFront) {}
+  // `call` outlives this.
+  FrontOwner(std::shared_ptr<Inbox> inbox, LinkId link, const grpc::ClientContext* call, OwnTls tls)
+      : tls_(std::move(tls)), life_(std::move(inbox), link, LinkKind::kFront, [this, call] { return Admit(*call); }) {}
   Status OnUp() override { return life_.Up(); }
   Status OnMessage(const wire::FrontCommand& message) override {
     BATON_RETURN_IF_ERROR(life_.Up());
     BATON_ASSIGN_OR_RETURN(FrontCommand command, Decode(message));
+    if (const auto* hello = std::get_if<FrontHello>(&command); hello != nullptr && proven_) {
+      if (hello->front.name != proven_->name) return NotWhom("router " + hello->front.name, *proven_);
+    }
     const bool submission =
         std::holds_alternative<PrefillCommand>(command) || std::holds_alternative<DecodeCommand>(command);
     FromFront value{life_.link(), std::move(command)};
     const bool taken = submission ? life_.inbox().Submit(std::move(value)) : life_.inbox().Control(std::move(value));
     return taken ? OkStatus() : EngineIsFull();
   }
-  void OnClosed(const Status& why) override { life_.Down(why); }
+  void OnClosed(const Status& why) override { life_.Down(ExplainConnection(why, *tls_)); }
 
  private:
+  Status Admit(const grpc::ClientContext& call) {
+    BATON_ASSIGN_OR_RETURN(proven_, ProvenProcess(*call.auth_context(), tls_->serves()));
+    return !proven_ || proven_->role == CertifiedRole::kRouter ? OkStatus() : NotWhom("a router", *proven_);
+  }
+
+  const OwnTls tls_;
+  std::optional<CertifiedProcess> proven_;  // since Up
   LinkLife life_;
 };
 
 class DialedOwner final : public LinkOwner<wire::PairMessage> {
  public:
-  DialedOwner(std::shared_ptr<Inbox> inbox, LinkId link) : life_(std::move(inbox), link, LinkKind::kPairWriter) {}
+  // `call` outlives this.
+  DialedOwner(std::shared_ptr<Inbox> inbox, LinkId link, std::string reader, const grpc::ClientContext* call,
+              OwnTls tls)
+      : reader_(std::move(reader)),
+        tls_(std::move(tls)),
+        life_(std::move(inbox), link, LinkKind::kPairWriter, [this, call] { return Admit(*call); }) {}
   Status OnUp() override { return life_.Up(); }
   Status OnMessage(const wire::PairMessage& message) override {
     BATON_RETURN_IF_ERROR(life_.Up());
     BATON_ASSIGN_OR_RETURN(PairMessage value, Decode(message));
     return life_.inbox().Control(FromPeer{life_.link(), std::move(value)}) ? OkStatus() : EngineIsFull();
   }
-  void OnClosed(const Status& why) override { life_.Down(why); }
+  void OnClosed(const Status& why) override { life_.Down(ExplainConnection(why, *tls_)); }
 
  private:
+  Status Admit(const grpc::ClientContext& call) const {
+    BATON_ASSIGN_OR_RETURN(const std::optional<CertifiedProcess> proven,
+                           ProvenProcess(*call.auth_context(), tls_->serves()));
+    const bool good = !proven || (proven->name == reader_ && proven->may().decode);
+    return good ? OkStatus() : NotWhom("decode worker " + reader_, *proven);
+  }
+
+  const std::string reader_;
+  const OwnTls tls_;
   LinkLife life_;
 };
 
 class AcceptedOwner final : public LinkOwner<wire::PairMessage> {
  public:
-  AcceptedOwner(std::shared_ptr<Inbox> inbox, LinkId link, std::shared_ptr<AcceptedStream> stream)
-      : life_(std::move(inbox), link, LinkKind::kPairReader), stream_(std::move(stream)) {}
+  AcceptedOwner(std::shared_ptr<Inbox> inbox, LinkId link, std::optional<CertifiedProcess> proven,
+                std::shared_ptr<AcceptedStream> stream)
+      : life_(std::move(inbox), link, LinkKind::kPairReader), proven_(std::move(proven)), stream_(std::move(stream)) {}
   Status Up() { return life_.Up(); }
   Status OnMessage(const wire::PairMessage& message) override {
     BATON_ASSIGN_OR_RETURN(PairMessage value, Decode(message));
+    if (const auto* hello = std::get_if<PairHello>(&value); hello != nullptr && proven_) {
+      if (hello->writer.name != proven_->name) {
+        const Status why = NotWhom("writer " + hello->writer.name, *proven_);
+        spdlog::warn("a pair session is refused: {}", why.message());
+        return why;
+      }
+    }
     if (const auto* reserve = std::get_if<Reserve>(&value)) {
       // No credits bound what many writers ask for together, so a full engine says BUSY and the link lives.
       const Busy busy{reserve->child, reserve->epoch, reserve->attempt, std::chrono::milliseconds(20)};
@@ -224,6 +270,7 @@ class AcceptedOwner final : public LinkOwner<wire::PairMessage> {
 
  private:
   LinkLife life_;
+  const std::optional<CertifiedProcess> proven_;  // nothing: no TLS
   std::shared_ptr<AcceptedStream> stream_;
 };
 
@@ -231,8 +278,8 @@ class AcceptedOwner final : public LinkOwner<wire::PairMessage> {
 
 class PairService final : public wire::PairLink::CallbackService {
  public:
-  PairService(std::shared_ptr<Inbox> inbox, std::atomic<uint64_t>* next_link, LinkBounds bounds)
-      : inbox_(std::move(inbox)), next_link_(next_link), bounds_(bounds) {}
+  PairService(std::shared_ptr<Inbox> inbox, std::atomic<uint64_t>* next_link, LinkBounds bounds, bool tls)
+      : inbox_(std::move(inbox)), next_link_(next_link), bounds_(bounds), tls_(tls) {}
 
   grpc::ServerBidiReactor<wire::PairMessage, wire::PairMessage>* Pair(grpc::CallbackServerContext* context) override {
     const std::shared_ptr<AcceptedStream> stream = AcceptedStream::Make(context, bounds_);
@@ -240,8 +287,15 @@ class PairService final : public wire::PairLink::CallbackService {
       stream->Refuse(UnavailableError("this worker is still starting"));
       return stream.get();
     }
+    StatusOr<std::optional<CertifiedProcess>> proven = ProvenProcess(*context->auth_context(), tls_);
+    if (proven.ok() && *proven && !(*proven)->may().prefill) proven = NotWhom("a writer", **proven);
+    if (!proven.ok()) {
+      spdlog::warn("a pair session from {} is refused: {}", context->peer(), proven.status().message());
+      stream->Refuse(proven.status());
+      return stream.get();
+    }
     const LinkId link{kNetworkIds | next_link_->fetch_add(1)};
-    auto owner = std::make_shared<AcceptedOwner>(inbox_, link, stream);
+    auto owner = std::make_shared<AcceptedOwner>(inbox_, link, *std::move(proven), stream);
     // The network thread learns of the stream first, so that the engine's answer finds it.
     inbox_->Post(LinkAccepted{link, stream});
     if (Status status = owner->Up(); !status.ok()) {
@@ -257,6 +311,7 @@ class PairService final : public wire::PairLink::CallbackService {
   const std::shared_ptr<Inbox> inbox_;
   std::atomic<uint64_t>* const next_link_;
   const LinkBounds bounds_;
+  const bool tls_;
 };
 
 // ---- the network ------------------------------------------------------------------------------------------
@@ -266,7 +321,7 @@ class Network final : public WorkerNetwork {
   explicit Network(WorkerNetworkOptions options)
       : options_(std::move(options)),
         bounds_{options_.link_queue_messages, options_.link_queue_bytes},
-        service_(inbox_, &next_link_, bounds_) {
+        service_(inbox_, &next_link_, bounds_, tls_->serves()) {
     for (const Endpoint& endpoint : options_.routers) routers_.push_back({endpoint, options_.redial_first, {}, {}, {}});
   }
   ~Network() override { Shutdown(); }
@@ -285,7 +340,8 @@ class Network final : public WorkerNetwork {
         std::min<std::chrono::milliseconds>(options_.keepalive_time / 2, std::chrono::milliseconds(500));
     Configure(settings, &builder);
     builder.RegisterService(&service_);
-    BATON_ASSIGN_OR_RETURN(BoundServer bound, BuildServer(options_.listen, &builder));
+    BATON_ASSIGN_OR_RETURN(BoundServer bound,
+                           BuildServer(options_.listen, options_.tls, ClientCertificates::kDemanded, &builder));
     server_ = std::move(bound.server);
     address_ = options_.advertise.empty() ? bound.address : options_.advertise;
     if (address_.ends_with(":0")) address_.replace(address_.size() - 1, 1, std::to_string(bound.port));
@@ -419,6 +475,7 @@ class Network final : public WorkerNetwork {
     settings.max_message_bytes = options_.max_message_bytes;
     settings.keepalive_time = options_.keepalive_time;
     settings.keepalive_timeout = options_.keepalive_timeout;
+    settings.tls = *tls_;
     return settings;
   }
 
@@ -434,16 +491,19 @@ class Network final : public WorkerNetwork {
       const std::shared_ptr<FrontStream> stream = FrontStream::Make(bounds_);
       wire::WorkerLink::NewStub(channel)->async()->WorkerSession(stream->context(), stream.get());
       fronts_[router.link] = stream;
-      stream->Run(std::make_shared<FrontOwner>(inbox_, router.link), std::move(channel));
+      stream->Run(std::make_shared<FrontOwner>(inbox_, router.link, stream->context(), tls_), std::move(channel));
     }
   }
 
   void DialPeer(const Dial& dial) {
-    std::shared_ptr<grpc::Channel> channel = OpenChannel({dial.peer.address, nullptr}, PeerChannel());
+    ChannelSettings settings = PeerChannel();
+    settings.peer_name = dial.peer.process.name;
+    std::shared_ptr<grpc::Channel> channel = OpenChannel({dial.peer.address, nullptr}, settings);
     const std::shared_ptr<DialedStream> stream = DialedStream::Make(bounds_);
     wire::PairLink::NewStub(channel)->async()->Pair(stream->context(), stream.get());
     dialed_[dial.link] = stream;
-    stream->Run(std::make_shared<DialedOwner>(inbox_, dial.link), std::move(channel));
+    stream->Run(std::make_shared<DialedOwner>(inbox_, dial.link, dial.peer.process.name, stream->context(), tls_),
+                std::move(channel));
   }
 
   // In the outbox's order per link: a link is dialed before it is written to, and closed last.
@@ -523,6 +583,7 @@ class Network final : public WorkerNetwork {
 
   const WorkerNetworkOptions options_;
   const LinkBounds bounds_;
+  const OwnTls tls_ = std::make_shared<const TlsPems>(options_.tls);
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   std::atomic<uint64_t> next_link_{1};
   PairService service_;

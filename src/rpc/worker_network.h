@@ -21,6 +21,7 @@
 #include "baton/engine_command.h"
 #include "baton/outbox.h"
 #include "baton/status.h"
+#include "credentials/certificate.h"
 #include "rpc/endpoint.h"
 
 namespace baton {
@@ -31,6 +32,9 @@ struct WorkerNetworkOptions {
   // What peers dial; empty: the listening host. Port 0 is the real port.
   std::string advertise;
   std::vector<Endpoint> routers;
+  // Mutual TLS with routers and peers, or (without a certificate) none. A router must show one with that role for the
+  // host dialed, a peer one with its name; who dials here must show one that may write.
+  TlsPems tls;
   std::chrono::milliseconds redial_first{50};
   std::chrono::milliseconds redial_most{2000};
   // gRPC pings: a peer that is gone without closing is noticed within their sum. The engines' heartbeats find

@@ -12,6 +12,7 @@
 namespace baton {
 
 struct WorkerSessionLimits {
+  bool tls = false;  // a worker must prove its name and roles
   size_t max_workers = 4096;
   LinkBounds queue;
 };

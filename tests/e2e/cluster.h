@@ -96,6 +96,7 @@ struct ClusterShape {
   std::string transport;        // "" = default
   std::string kv_memory = "64MiB";
   std::vector<std::string> more;
+  InferenceClient::Options client;  // how it is asked
 };
 
 class Cluster {
@@ -122,7 +123,7 @@ class Cluster {
   }
 
   std::unique_ptr<InferenceClient> Client() const {
-    return InferenceClient::Create({.address = address_, .in_process = nullptr});
+    return InferenceClient::Create({.address = address_, .in_process = nullptr}, shape_.client);
   }
   const std::string& address() const { return address_; }
   Process& process() { return *process_; }

@@ -75,11 +75,14 @@ class ScriptedWorker {
     uint32_t credits = 64;
     uint32_t tokens_per_batch = 1;
     std::chrono::milliseconds keepalive{1000};
+    TlsPems tls;
+    RoleMask roles;
   };
 
   explicit ScriptedWorker(Options options) : options_(std::move(options)), mailbox_(1024, 1 << 16) {
     WorkerNetworkOptions network;
     network.routers = options_.routers;
+    network.tls = options_.tls;
     network.keepalive_time = options_.keepalive;
     network.keepalive_timeout = options_.keepalive;
     network.on_refused = [this](const Status& why) {
@@ -178,6 +181,7 @@ class ScriptedWorker {
       links_.push_back(up->link);
       WorkerHello hello;
       hello.self = {{options_.name, {options_.incarnation, 7}}, network_->pair_address()};
+      hello.roles = options_.roles;
       hello.model = TestModel();
       hello.layout = TestLayout();
       hello.num_blocks = {1000};

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "app/tls.h"
+#include "credentials/issue.h"
 #include "support/process.h"
 
 namespace baton {
@@ -50,8 +52,8 @@ class CommandLineTest : public ::testing::Test {
 TEST_F(CommandLineTest, HelpNamesEverySubcommandAndEndsWithZero) {
   const Outcome help = Run({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* name :
-       {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize", "model"}) {
+  for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize",
+                           "model", "certs"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
   }
   const Outcome up = Run({"up", "--help"});
@@ -183,6 +185,89 @@ TEST_F(CommandLineTest, PrintConfigIsAnActionInTheEnvironmentTooAndNoKeyOfAFile)
   ExpectRefused(Run({"up", kTiny}, {{"BATON_PRINT_CONFIG", "maybe"}}), "BATON_PRINT_CONFIG: 'maybe'");
   ExpectRefused(Run({"up", kTiny, "--config", Write("a.toml", "print-config = true\n")}),
                 "print-config is no key of a file; give it as --print-config or BATON_PRINT_CONFIG");
+}
+
+TEST_F(CommandLineTest, CertsMakesOneCaAndACertificateForEachProcessWithKeysForTheOwnerAlone) {
+  const std::string folder = folder_.path() + "/certs";
+  const Outcome made = Run({"certs", folder, "--hosts", "10.1.2.3,gpu.example", "--names",
+                            "router,cluster.prefill-0,decode-12,alpha=unified", "--days", "7"});
+  ASSERT_EQ(made.code, 0) << made.err;
+  const std::vector<std::pair<const char*, CertifiedRole>> processes = {{"router", CertifiedRole::kRouter},
+                                                                        {"cluster.prefill-0", CertifiedRole::kPrefill},
+                                                                        {"decode-12", CertifiedRole::kDecode},
+                                                                        {"alpha", CertifiedRole::kUnified}};
+  const std::string ca = test::ReadWhole(folder + "/ca.crt");
+  const std::time_t now = std::time(nullptr);
+  for (const auto& [name, role] : processes) {
+    const std::string certificate = test::ReadWhole(folder + "/" + name + ".crt");
+    EXPECT_EQ(CheckCertificate(certificate, now), OkStatus()) << name;
+    EXPECT_EQ(CheckIssuer(certificate, ca, now), OkStatus()) << name;
+    EXPECT_EQ(CheckKey(test::ReadWhole(folder + "/" + name + ".key"), certificate), OkStatus()) << name;
+    EXPECT_EQ(*IdentityOf(certificate), (CertifiedProcess{role, name}));
+    EXPECT_LE(*NotAfter(certificate), now + 7 * 24 * 3600);
+    EXPECT_THAT(made.out, HasSubstr(name));
+  }
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const auto mode = file.status().permissions() & std::filesystem::perms::mask;
+    if (file.path().extension() != ".key") continue;
+    EXPECT_EQ(mode, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write) << file.path();
+  }
+
+  // Again: nothing is overwritten, nothing half done; with another name the same CA signs.
+  ExpectRefused(Run({"certs", folder, "--names", "decode-13,router"}), folder + "/router.crt is there already");
+  EXPECT_FALSE(std::filesystem::exists(folder + "/decode-13.crt"));
+  EXPECT_EQ(Run({"certs", folder, "--names", "decode-13"}).code, 0);
+  EXPECT_EQ(test::ReadWhole(folder + "/ca.crt"), ca);
+  EXPECT_EQ(CheckIssuer(test::ReadWhole(folder + "/decode-13.crt"), ca, now), OkStatus());
+
+  ExpectRefused(Run({"certs", folder, "--names", "gpu7"}), "which role has 'gpu7'? gpu7=prefill");
+  ExpectRefused(Run({"certs", folder, "--names", "gpu7=king"}), "which role has 'gpu7'?");
+  ExpectRefused(Run({"certs", folder, "--names", "a/b=decode"}), "'a/b'");
+  ExpectRefused(Run({"certs", folder, "--names", "ca=router"}), "'ca' is taken");
+  ExpectRefused(Run({"certs", folder, "--names", "decode-20", "--hosts", "a b"}), "'a b' is neither");
+  ExpectRefused(Run({"certs", folder, "--days", "0"}), "--days");
+  ExpectRefused(Run({"certs"}), "folder is required");
+  std::filesystem::remove(folder + "/ca.key");
+  ExpectRefused(Run({"certs", folder, "--names", "decode-21"}), "ca.crt but no " + folder + "/ca.key");
+}
+
+TEST_F(CommandLineTest, CertificatesAndKeysThatCannotWorkEndWithTwoBeforeAPortIsOpened) {
+  const std::string certs = folder_.path() + "/certs", other = folder_.path() + "/other";
+  ASSERT_EQ(Run({"certs", certs}).code, 0);
+  ASSERT_EQ(Run({"certs", other}).code, 0);
+  const auto expect = [&](const std::string& command, std::vector<std::string> options, const std::string& message) {
+    std::vector<std::string> arguments = {command, kTiny, "--listen", "127.0.0.1:0", "--state-dir", folder_.path()};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    ExpectRefused(Run(arguments), message);
+  };
+  const std::string ca = certs + "/ca.crt", mine = certs + "/{name}.crt", key = certs + "/{name}.key";
+  expect("decode", {"--tls-ca", ca, "--tls-cert", certs + "/none.crt", "--tls-key", key},
+         certs + "/none.crt: cannot be");
+  expect("decode", {"--tls-ca", ca, "--tls-cert", mine, "--tls-key", key, "--name", "decode-7"},
+         "decode-7.crt: cannot be");
+  expect("decode",
+         {"--tls-ca", ca, "--tls-cert", certs + "/decode-0.crt", "--tls-key", certs + "/decode-0.key", "--name",
+          "decode-7"},
+         "the certificate is that of decode decode-0, but this process is decode-7");
+  expect("prefill", {"--tls-ca", ca, "--tls-cert", mine, "--tls-key", key, "--name", "decode-0"},
+         "that of decode decode-0, which may not run as prefill");
+  expect("router", {"--tls-ca", ca, "--tls-cert", mine, "--tls-key", key, "--name", "unified-0"},
+         "which may not run as router");
+  expect("decode", {"--tls-ca", other + "/ca.crt", "--tls-cert", mine, "--tls-key", key, "--name", "decode-0"},
+         "not one of this CA's");
+  expect("decode", {"--tls-ca", ca, "--tls-cert", mine, "--tls-key", other + "/{name}.key", "--name", "decode-0"},
+         "not that of the certificate");
+  expect("up", {"--tls-cert", kTiny, "--tls-key", kTiny}, "holds no PEM certificate");
+  expect("up", {"--api-keys", folder_.path() + "/none"}, "api-keys " + folder_.path() + "/none: cannot be read");
+  const std::string keys = Write("keys", "tooshort\n");
+  expect("up", {"--api-keys", keys}, "api-keys " + keys + ": line 1: a key of 8 characters");
+  ExpectRefused(Run({"chat", "--message", "x", "--tls-ca", kTiny}), "holds no PEM certificate");
+}
+
+TEST(TlsTest, ANameTakesItsPlaceInAPath) {
+  EXPECT_EQ(WithName("certs/{name}.crt", "decode-0"), "certs/decode-0.crt");
+  EXPECT_EQ(WithName("{name}/{name}.key", "{name}"), "{name}/{name}.key");
+  EXPECT_EQ(WithName("plain.crt", "decode-0"), "plain.crt");
 }
 
 TEST_F(CommandLineTest, TokenizeTakesAndGivesOneJsonValueALine) {

@@ -160,6 +160,88 @@ TEST(SettingsTest, ContradictionsAreRefused) {
   }
 }
 
+TEST(SettingsTest, TlsOptionsThatDoNotMakeAWholeAreRefusedWithWhatIsMissing) {
+  using Flags = std::vector<std::pair<std::string, std::string>>;
+  const auto refusal = [](CommandBit command, const Flags& flags) {
+    SettingsInput input = Input(command);
+    for (const auto& [name, value] : flags) input.flags[name] = value;
+    return Refusal(input);
+  };
+  const Flags whole = {{"tls-ca", "ca"}, {"tls-cert", "c"}, {"tls-key", "k"}};
+  const Flags server = {{"tls-cert", "c"}, {"tls-key", "k"}};
+  for (const CommandBit command : {kUp, kRouter, kPrefill, kDecode, kUnified}) {
+    EXPECT_EQ(refusal(command, whole), "");
+    EXPECT_THAT(refusal(command, {{"tls-ca", "ca"}, {"tls-cert", "c"}}), HasSubstr("--tls-cert: add --tls-key"));
+    EXPECT_THAT(refusal(command, {{"tls-ca", "ca"}, {"tls-key", "k"}}), HasSubstr("--tls-key: add --tls-cert"));
+  }
+  for (const CommandBit command : {kRouter, kPrefill, kDecode, kUnified}) {
+    EXPECT_THAT(refusal(command, server), HasSubstr("--tls-cert: add --tls-ca"));
+    EXPECT_THAT(refusal(command, {{"tls-ca", "ca"}}), HasSubstr("--tls-ca: add --tls-cert and --tls-key"));
+  }
+  EXPECT_EQ(refusal(kUp, server), "") << "one process: no other joins it";
+  EXPECT_THAT(refusal(kUp, {{"tls-cert", "c"}, {"tls-key", "k"}, {"prefill", "1"}, {"decode", "1"}}),
+              HasSubstr("add --tls-ca"));
+  EXPECT_EQ(refusal(kChat, {{"tls-ca", "ca"}, {"api-key", "k"}}), "");
+  const std::string spaced = refusal(kChat, {{"api-key", "hidden words"}});
+  EXPECT_THAT(spaced, HasSubstr("--api-key: printable ASCII"));
+  EXPECT_EQ(spaced.find("hidden"), std::string::npos) << spaced;
+}
+
+TEST(SettingsTest, AListenBeyondThisMachineIsTakenWithTlsAndWhereClientsAskWithKeys) {
+  const auto refusal = [](CommandBit command, bool tls, bool keys) {
+    SettingsInput input = Input(command);
+    input.flags["listen"] = "10.0.0.1:8700";
+    if (tls) input.flags["tls-ca"] = "a", input.flags["tls-cert"] = "c", input.flags["tls-key"] = "k";
+    if (keys) input.flags["api-keys"] = "f";
+    return Refusal(input);
+  };
+  for (const CommandBit command : {kUp, kRouter}) {
+    EXPECT_THAT(refusal(command, false, false), HasSubstr("add --tls-cert and --tls-key"));
+    EXPECT_THAT(refusal(command, false, true), HasSubstr("add --tls-cert and --tls-key"));
+    EXPECT_THAT(refusal(command, true, false), HasSubstr("add --api-keys; --insecure-listen does without"));
+    EXPECT_EQ(refusal(command, true, true), "");
+  }
+  EXPECT_THAT(refusal(kPrefill, false, false), HasSubstr("add --tls-cert and --tls-key"));
+  EXPECT_EQ(refusal(kPrefill, true, false), "") << "no client asks a worker";
+}
+
+TEST(SettingsTest, RequireEncryptionRefusesWhatWouldReachAnotherMachineInTheClear) {
+  using Flags = std::vector<std::pair<std::string, std::string>>;
+  const auto refusal = [](CommandBit command, bool tls, const Flags& flags) {
+    SettingsInput input = Input(command);
+    input.flags["require-encryption"] = "true";
+    input.flags["insecure-listen"] = "true";
+    if (tls) input.flags["tls-ca"] = "a", input.flags["tls-cert"] = "c", input.flags["tls-key"] = "k";
+    for (const auto& [name, value] : flags) input.flags[name] = value;
+    return Refusal(input);
+  };
+  for (const CommandBit command : {kUp, kRouter, kPrefill}) {
+    EXPECT_EQ(refusal(command, false, {}), "") << "loopback";
+    EXPECT_THAT(refusal(command, false, {{"listen", "10.0.0.1:1"}}),
+                HasSubstr("--require-encryption forbids; add --tls"));
+  }
+  EXPECT_THAT(refusal(kDecode, false, {{"router", "10.0.0.1:8700"}}), HasSubstr("add --tls-ca"));
+  for (const char* transport : {"auto", "ucx-tcp"}) {
+    EXPECT_THAT(refusal(kDecode, true, {{"listen", "10.0.0.1:1"}, {"transport", transport}}),
+                HasSubstr(std::string(transport) + " may move KV to other machines unencrypted, by ucx, which"));
+    EXPECT_EQ(refusal(kDecode, true, {{"transport", transport}}), "") << "loopback";
+  }
+  EXPECT_EQ(refusal(kDecode, true, {{"listen", "10.0.0.1:1"}, {"transport", "ucx-shm"}}), "");
+  const Flags split = {{"prefill", "1"}, {"decode", "1"}};
+  EXPECT_THAT(refusal(kUp, true, {split[0], split[1], {"listen", "10.0.0.1:1"}}), HasSubstr("unencrypted, by ucx"));
+  EXPECT_EQ(refusal(kUp, true, {split[0], split[1], {"listen", "0.0.0.0:1"}}), "") << "workers meet on loopback";
+}
+
+TEST(SettingsTest, AKeyIsNeverPrinted) {
+  SettingsInput input = Input(kChat);
+  SetEnvironment(&input, {{"BATON_API_KEY", "not-for-any-eye"}});
+  const auto settings = Settings::Resolve(input);
+  ASSERT_TRUE(settings.ok()) << settings.status().message();
+  EXPECT_EQ(settings->Text("api-key"), "not-for-any-eye");
+  EXPECT_EQ(settings->Print().find("not-for-any-eye"), std::string::npos) << settings->Print();
+  EXPECT_THAT(settings->Print(), HasSubstr("environment: BATON_API_KEY, not shown"));
+}
+
 TEST(SettingsTest, AListenBeyondThisMachineNeedsTheOperatorsWord) {
   for (const char* address : {"0.0.0.0:1", "[::]:1", "192.168.0.1:1", "127.example.org:1", "example.org:1"}) {
     SettingsInput input = Input(kRouter);
