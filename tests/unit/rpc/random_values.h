@@ -57,7 +57,7 @@ BATON_FIELDS(ModelIdentity, x.name, x.weights)
 BATON_FIELDS(KvGroup, x.kind, x.num_layers, x.num_kv_heads, x.head_dim, x.dtype)
 BATON_FIELDS(KvLayout, x.block_tokens, x.tile, x.groups)
 BATON_FIELDS(WorkerHello, x.self, x.roles, x.model, x.layout, x.num_blocks, x.numeric, x.max_context_tokens,
-             x.submit_credits, x.draining)
+             x.submit_credits, x.draining, x.may)
 BATON_FIELDS(TokenLogprob, x.id, x.logprob)
 BATON_FIELDS(OutputToken, x.id, x.logprob, x.top)
 BATON_FIELDS(TokenEvent, x.child, x.epoch, x.index, x.token, x.finish)
@@ -248,7 +248,10 @@ class Filler {
     l.block_tokens = kPageTokens * (1 + l.block_tokens % 256);
     if (l.groups.empty()) Fill(l.groups.emplace_back());
   }
-  void Mend(WorkerHello& h) { h.num_blocks.resize(h.layout.groups.size()); }
+  void Mend(WorkerHello& h) {
+    h.num_blocks.resize(h.layout.groups.size());
+    h.may = {};  // the receiver's own
+  }
   void Mend(SetRoleCommand& c) { c.roles.prefill |= !c.roles.decode; }
   static void MendWord(std::string& word) {
     for (char& c : word) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
