@@ -7,7 +7,6 @@
 #include <set>
 
 #include "base/rng.h"
-#include "support/seed_share.h"
 
 namespace baton {
 namespace {
@@ -44,7 +43,7 @@ std::vector<Rank> Ranks(ParallelWidth width) {
 }
 
 TEST(ShardPlanTest, EveryByteOfEveryRankComesOnceWhateverTheWidths) {
-  for (uint64_t seed = 0; seed < Seeds(2000); ++seed) {
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
     Rng rng(seed);
     const auto heads = static_cast<uint32_t>(1 + rng.Below(12)), layers = static_cast<uint32_t>(1 + rng.Below(9));
     const KvLayout whole = Layout(layers, heads);
