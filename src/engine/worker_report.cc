@@ -86,7 +86,11 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
     out.blocks.push_back({c.free, c.owned, c.cached, c.quarantined});
   }
   out.tickets.resize(kNumTicketStates);
-  for (const ReaderTicket* t : connector_.reader().Live()) ++out.tickets[static_cast<size_t>(t->state) - 1];
+  for (const ReaderTicket* t : connector_.reader().Live()) {
+    // One that is converted is still being received, for whoever reads the report.
+    const TicketState shown = t->state == TicketState::kConverting ? TicketState::kReceiving : t->state;
+    ++out.tickets[static_cast<size_t>(shown) - 1];
+  }
   out.sends.resize(static_cast<size_t>(WriterState::kStopping) + 1);
   for (const WriterChild* c : connector_.writer().Live()) ++out.sends[static_cast<size_t>(c->state)];
   out.peers = connector_.Peers(now);

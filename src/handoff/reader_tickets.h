@@ -21,7 +21,8 @@
 namespace baton {
 
 // kConverting: all of it came and is right, and its writer is quiet; the bytes are on their way out of staging.
-enum class TicketState : uint8_t { kFree, kReserved, kReceiving, kConverting, kReady, kRunning, kQuarantined };
+// It comes last: reports count the others by their numbers.
+enum class TicketState : uint8_t { kFree, kReserved, kReceiving, kReady, kRunning, kQuarantined, kConverting };
 
 struct ReaderOptions {
   uint32_t num_slots = 256;

@@ -284,6 +284,11 @@ TEST(EngineCore, AnUnlikeHandOffIsAcknowledgedWhenItIsConvertedAndNotBefore) {
   b.Fill(b.grant, 48, 9);
   EXPECT_TRUE(b.Sent<CommitAnswer>().empty());
   EXPECT_TRUE(b.runner.launched.empty());
+  b.reports.clear();
+  b.now += milliseconds(1100);
+  b.Turn();
+  ASSERT_EQ(b.reports.size(), 1u);
+  EXPECT_EQ(b.reports[0].tickets, (std::vector<uint32_t>{0, 1, 0, 0, 0})) << "shown as received";
   ASSERT_EQ(b.runner.conversions.size(), 1u);
   const KvConversion& conversion = b.runner.conversions[0];
   EXPECT_EQ(conversion.groups[0].staging, b.grant.blocks[0]);
