@@ -191,8 +191,8 @@ void EngineCore::Submit(LinkId link, RequestPtr request, Progress progress, Epoc
   }
   // A higher epoch ends the lower one; its full blocks are in the prefix cache when the new one is admitted.
   // L10: what ran here goes on here, whatever the role mask says, and while draining.
-  const bool runs_here = existing != children_.end() && options_.rules.Holds(Rule::kL10);
-  if (existing != children_.end()) EndChild(existing, now, out);
+  const bool ran_here = existing != children_.end(), runs_here = ran_here && options_.rules.Holds(Rule::kL10);
+  if (ran_here) EndChild(existing, now, out);
   Child child;
   child.epoch = epoch;
   child.front = link;
@@ -208,7 +208,7 @@ void EngineCore::Submit(LinkId link, RequestPtr request, Progress progress, Epoc
     status = added.status();
     if (added.ok()) child.sequence = *added;
     // Not the request's fault: a role that changed on the way. Others admit it.
-    if (status.code() == Code::kFailedPrecondition) status = UnavailableError(status.message());
+    if (status.code() == Code::kFailedPrecondition && !ran_here) status = UnavailableError(status.message());
   }
   if (!status.ok()) return Emit(child, ChildFailed{id, epoch, std::move(status)});
   by_sequence_[child.sequence] = id;
