@@ -141,6 +141,7 @@ class ScriptedWorker {
       }
       Outbox out;
       for (auto& [link, batch] : batches) {
+        batch.heartbeat.roles = options_.roles;
         batch.heartbeat.steps = ++steps_;
         batch.heartbeat.running = static_cast<uint32_t>(children_.size());
         batch.heartbeat.free_blocks = {1000};
