@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include "sim/seeds.h"
-#include "support/seed_share.h"
 
 namespace baton {
 namespace {
@@ -199,9 +198,9 @@ TEST(SimClusterTest, OrdersAmongFaultsOfEveryKindEndAndTheClusterComesToRest) {
 }
 
 TEST(SimClusterTest, FiveHundredSeedsOfFaultsKeepEveryPromise) {
-  const ScenarioCounts c = RunAll(Seeds(500), MixedScenario);
-  EXPECT_GT(c.done, Seeds(5000));
-  EXPECT_GT(c.disaggregated, Seeds(1000));
+  const ScenarioCounts c = RunAll(500, MixedScenario);
+  EXPECT_GT(c.done, 5000u);
+  EXPECT_GT(c.disaggregated, 1000u);
   EXPECT_GT(c.replacements, 0u);
   EXPECT_GT(c.corrupt, 0u);
   EXPECT_GT(c.repushes, 0u);
