@@ -37,10 +37,12 @@ constexpr CommandSpec kCommands[] = {
     {kCluster, "cluster", "Show a router's workers: roles, load, blocks, paths between them", RunCluster},
     {kDrain, "drain", "Give a worker nothing new and wait until it is empty, or admit work again", RunDrain},
     {kRole, "role", "Change what a running worker does; what it has runs to its end", RunRole},
+    {kDoctor, "doctor", "Say what a worker would find on this machine: kernels, limits, the lanes KV can take",
+     RunDoctor},
 };
 
 // Names that users of the design will try; refused by name until they work.
-constexpr const char* kNotYet[] = {"bench", "sim", "top", "doctor"};
+constexpr const char* kNotYet[] = {"bench", "sim", "top"};
 
 // One subcommand's flags as CLI11 fills them.
 struct ParsedCommand {

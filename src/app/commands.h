@@ -25,6 +25,9 @@ int RunCluster(const Settings& settings);
 int RunDrain(const Settings& settings);
 int RunRole(const Settings& settings);
 
+// doctor.cc
+int RunDoctor(const Settings& settings);
+
 // text_commands.cc
 // `text`: without it, standard input.
 int RunTokenize(const std::string& model, const std::optional<std::string>& text, const std::string& batch_file);

@@ -22,10 +22,12 @@ enum CommandBit : uint32_t {
   kCluster = 1u << 7,
   kDrain = 1u << 8,
   kRole = 1u << 9,
+  kDoctor = 1u << 10,
 };
 inline constexpr uint32_t kWorkers = kPrefill | kDecode | kUnified;
 inline constexpr uint32_t kComputes = kUp | kWorkers;
 inline constexpr uint32_t kServes = kComputes | kRouter;
+inline constexpr uint32_t kPlans = kComputes | kDoctor;  // know what a worker may use
 inline constexpr uint32_t kClients = kChat | kComplete;
 inline constexpr uint32_t kOrders = kDrain | kRole;
 inline constexpr uint32_t kAsks = kClients | kCluster | kOrders;

@@ -223,7 +223,7 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
   if (command_ == kComplete && Given("prompt") && Given("ids")) {
     problems->push_back(Get("ids").where + ": ids or a text (" + Get("prompt").where + "), not both");
   }
-  if ((command_ & kComputes) != 0) {
+  if ((command_ & kPlans) != 0) {
     const int64_t cores = static_cast<int64_t>(Cores("cores").size());
     if (cores > 0 && Integer("threads") > cores) {
       problems->push_back(Get("threads").where + ": " + std::to_string(Integer("threads")) + " threads, but " +
@@ -248,7 +248,7 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
                           "; add --advertise HOST:PORT, where port 0 means the port of --listen");
     }
   }
-  if ((command_ & kWorkers) != 0 && Text("transport") == "local") {
+  if ((command_ & (kWorkers | kDoctor)) != 0 && Text("transport") == "local") {
     problems->push_back(Get("transport").where + ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
   }
   if (command_ == kUp) {

@@ -1,6 +1,5 @@
 #include "app/worker.h"
 
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,16 +8,15 @@
 #include "app/load_progress.h"
 #include "app/model_source.h"
 #include "app/supervisor.h"
+#include "app/worker_shape.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mailbox.h"
 #include "base/rng.h"
 #include "cost/cost_model.h"
 #include "device/cpu/cpu_device.h"
-#include "device/cpu/cpu_features.h"
 #include "engine/engine_thread.h"
 #include "model/loaded_model.h"
-#include "model/memory_plan.h"
 #include "rpc/worker_network.h"
 #include "runner/cpu_model_runner.h"
 #include "transport/local/local_transport.h"
@@ -29,67 +27,6 @@ namespace {
 
 constexpr size_t kInlet = 1 << 14;         // commands waiting for the engine
 constexpr size_t kInletControl = 1 << 16;  // room of its own for what is never refused
-// Private memory costs nothing until it is touched; shared memory is there, zeroed, from the start, which
-// takes time. So a worker that shares its pool begins small: this much, or one full context.
-constexpr uint64_t kMostAutoKvBytes = uint64_t{1} << 30;
-constexpr uint64_t kLeastSharedAutoKvBytes = uint64_t{256} << 20;
-constexpr double kShareOfSharedMemory = 0.8;
-
-// What /dev/shm has free; 0: unknown.
-uint64_t SharedMemoryRoom() {
-  struct statvfs s {};
-  if (statvfs("/dev/shm", &s) != 0) return 0;
-  return uint64_t{s.f_bavail} * s.f_frsize;
-}
-
-// Threads, memory and steps of one worker, resolved against this machine and this model.
-struct WorkerShape {
-  int threads = 1;
-  CpuRunnerOptions runner;
-  MemoryPlan memory;
-  uint32_t max_context_tokens = 0;
-};
-
-DType KvDType(const Settings& settings) {
-  const std::string& name = settings.Text("kv-dtype");
-  return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : DType::kBF16;
-}
-
-StatusOr<WorkerShape> PlanShape(const Settings& settings, const ModelFile& file, const WorkerSetup& setup) {
-  WorkerShape out;
-  out.threads = static_cast<int>(settings.Integer("threads"));
-  if (out.threads == 0) out.threads = UsableCpuCores();
-  BATON_ASSIGN_OR_RETURN(out.max_context_tokens, ContextLimit(settings, file));
-  out.runner.max_step_tokens = static_cast<uint32_t>(settings.Integer("max-step-tokens"));
-
-  const auto share = setup.alone ? uint64_t{1} : static_cast<uint64_t>(settings.Integer("host-share"));
-  MemoryRequest request;
-  request.budget_bytes = settings.Bytes("memory");
-  request.block_tokens = static_cast<uint32_t>(settings.Integer("block-tokens"));
-  request.workspace_bytes = CpuModelRunner::WorkspaceBytes(file.decoder(), out.runner);
-  request.max_auto_kv_bytes = kMostAutoKvBytes;
-  request.kv_dtype = KvDType(settings);
-  const size_t bytes_per_token = MakeKvLayout(file.decoder(), request.block_tokens, request.kv_dtype).BytesPerToken();
-  if (!setup.alone && settings.Text("transport") != "ucx-tcp") {
-    const uint64_t one_context = uint64_t{out.max_context_tokens + 2 * request.block_tokens} * bytes_per_token;
-    request.max_auto_kv_bytes = std::max(kLeastSharedAutoKvBytes, one_context);
-    if (const uint64_t room = SharedMemoryRoom(); room != 0) {
-      const auto usable = static_cast<uint64_t>(static_cast<double>(room) * kShareOfSharedMemory) / share;
-      request.max_auto_kv_bytes = std::min(request.max_auto_kv_bytes, usable);
-    }
-  }
-  if (const uint64_t kv = settings.Bytes("kv-memory"); kv != 0) {
-    const uint64_t least = kFewestKvBlocks * request.block_tokens * bytes_per_token;
-    if (kv < least) {
-      return InvalidArgumentError("--kv-memory " + settings.Text("kv-memory") + ": " + std::to_string(least) +
-                                  " bytes is the least, " + std::to_string(kFewestKvBlocks) + " blocks of " +
-                                  std::to_string(request.block_tokens) + " tokens of this model");
-    }
-    request.kv_tokens = std::max<uint64_t>(1, kv / bytes_per_token);
-  }
-  BATON_ASSIGN_OR_RETURN(out.memory, PlanMemory(file, request));
-  return out;
-}
 
 // A cold guess of what a step costs; the first measured steps replace it.
 CostCoefficients ColdCost(const DecoderDescription& d, const MemoryPlan& memory, int threads) {
@@ -160,6 +97,7 @@ class CpuWorker : public Worker {
   ~CpuWorker() override { Stop(); }
 
   Status Build(const Settings& settings, const ModelFile& file, const WorkerSetup& setup, EventLines* events) {
+    BATON_RETURN_IF_ERROR(CheckDescriptors());
     WorkerNetworkOptions network;
     network.listen = setup.alone ? "" : settings.Text("listen");
     if (!setup.alone) network.advertise = settings.Text("advertise");
@@ -171,7 +109,7 @@ class CpuWorker : public Worker {
     };
     BATON_ASSIGN_OR_RETURN(network_, WorkerNetwork::Listen(std::move(network)));
 
-    BATON_ASSIGN_OR_RETURN(WorkerShape shape, PlanShape(settings, file, setup));
+    BATON_ASSIGN_OR_RETURN(WorkerShape shape, PlanShape(settings, file, setup.alone));
     events->Say(file.identity().name + ": " + shape.memory.Words());
 
     CpuDevice::Options device;

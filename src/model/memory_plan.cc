@@ -23,8 +23,14 @@ std::optional<uint64_t> FirstNumber(const char* path) {
   return std::nullopt;  // no such file, or "max"
 }
 
-// MemAvailable, or what the cgroup's limit leaves, whichever is less. 0: unknown.
-uint64_t AvailableBytes() {
+Status DoesNotFit(const MemoryPlan& plan, const std::string& limit_words) {
+  return ResourceExhaustedError("the model does not fit: " + plan.Words() + ", the limit is " + limit_words +
+                                "; raise the memory budget, ask for fewer KV tokens, or use a smaller model");
+}
+
+}  // namespace
+
+uint64_t AvailableMemoryBytes() {
   uint64_t available = 0;
   std::ifstream in("/proc/meminfo");
   std::string key;
@@ -38,13 +44,6 @@ uint64_t AvailableBytes() {
   if (limit && used) available = std::min(available, *limit - std::min(*limit, *used));
   return available;
 }
-
-Status DoesNotFit(const MemoryPlan& plan, const std::string& limit_words) {
-  return ResourceExhaustedError("the model does not fit: " + plan.Words() + ", the limit is " + limit_words +
-                                "; raise the memory budget, ask for fewer KV tokens, or use a smaller model");
-}
-
-}  // namespace
 
 std::string ByteWords(uint64_t bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -76,7 +75,7 @@ StatusOr<MemoryPlan> PlanMemory(const ModelFile& file, const MemoryRequest& requ
   plan.layout = MakeKvLayout(file.decoder(), request.block_tokens, request.kv_dtype);
   plan.weights_bytes = PackedBytes(file);
   plan.workspace_bytes = request.workspace_bytes;
-  const uint64_t available = request.available_bytes != 0 ? request.available_bytes : AvailableBytes();
+  const uint64_t available = request.available_bytes != 0 ? request.available_bytes : AvailableMemoryBytes();
   if (request.budget_bytes != 0) {
     plan.budget_bytes = request.budget_bytes;
   } else if (available != 0) {

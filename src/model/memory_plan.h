@@ -40,5 +40,7 @@ struct MemoryPlan {
 StatusOr<MemoryPlan> PlanMemory(const ModelFile& file, const MemoryRequest& request);
 
 std::string ByteWords(uint64_t bytes);  // "79.1 MiB"
+// MemAvailable, or what the cgroup's limit leaves, whichever is less; 0: unknown.
+uint64_t AvailableMemoryBytes();
 
 }  // namespace baton

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "app/tls.h"
 #include "credentials/issue.h"
@@ -53,7 +55,7 @@ TEST_F(CommandLineTest, HelpNamesEverySubcommandAndEndsWithZero) {
   const Outcome help = Run({"--help"});
   EXPECT_EQ(help.code, 0);
   for (const char* name : {"up", "router", "prefill", "decode", "unified", "chat", "complete", "tokenize", "detokenize",
-                           "model", "certs"}) {
+                           "model", "certs", "doctor"}) {
     EXPECT_THAT(help.out, HasSubstr(std::string("\n  ") + name));
   }
   const Outcome up = Run({"up", "--help"});
@@ -302,6 +304,25 @@ TEST_F(CommandLineTest, ModelInspectDescribesTheModel) {
   const Outcome outcome = Run({"model", "inspect", kTiny});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("GGUF"));
+}
+
+TEST_F(CommandLineTest, DoctorSaysWhetherAWorkerWouldStartHereAndWhyNot) {
+  const std::string state = "--state-dir=" + folder_.path();
+  const Outcome good = Run({"doctor", kTiny, "--kv-memory", "1MiB", "--transport", "ucx-tcp", "--json", state});
+  EXPECT_EQ(good.code, 0) << good.out << good.err;
+  const auto json = nlohmann::json::parse(good.out);
+  EXPECT_EQ(json["would_start"], true);
+  std::set<std::string> lanes;
+  for (const auto& lane : json["lanes"]) lanes.insert(lane["transport"].get<std::string>());
+  EXPECT_TRUE(lanes.contains("tcp")) << good.out;
+  EXPECT_GT(json["transports"][1]["bytes_per_second"], 0) << good.out;
+  EXPECT_THAT(json["model"]["plan"].get<std::string>(), HasSubstr("weights"));
+
+  const Outcome bad = Run({"doctor", kTiny, "--memory", "1MiB", state});
+  EXPECT_EQ(bad.code, 1) << bad.out << bad.err;
+  EXPECT_THAT(bad.out, HasSubstr("the model does not fit"));
+  EXPECT_THAT(bad.out, HasSubstr("refuse to start"));
+  ExpectRefused(Run({"doctor", "--transport", "local"}), "local joins workers of one process");
 }
 
 }  // namespace
