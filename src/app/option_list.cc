@@ -128,6 +128,7 @@ constexpr OptionSpec kOptions[] = {
      "trace|debug|info|warn|error|off"},
     {"log-format", K::kChoice, kServes, "text", "form of log lines on stderr", "text|json"},
     {"status-fd", K::kInteger, kServes, "-1", "events for the supervisor", {}, -1, 1e6, false, true},
+    {"router-fd", K::kInteger, kWorkers, "-1", "where the supervisor says the router's address", {}, -1, 1e6, false, true},
     {"expect-workers", K::kInteger, kRouter, "0", "workers of the supervisor", {}, 0, 1024, false, true},
     {"host-share",
      K::kInteger,

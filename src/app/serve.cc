@@ -93,6 +93,21 @@ class RefusedByAll {
 
 EventLines EventsOf(const Settings& settings) { return EventLines(static_cast<int>(settings.Integer("status-fd"))); }
 
+// Up to the first newline, which is not part of it; what came until then when the other end closes.
+std::string ReadLine(int fd) {
+  std::string line;
+  char c = 0;
+  while (read(fd, &c, 1) == 1 && c != '\n') line += c;
+  close(fd);
+  return line;
+}
+
+std::string Joined(const std::vector<std::string>& all) {
+  std::string out;
+  for (const std::string& one : all) out += (out.empty() ? "" : ",") + one;
+  return out;
+}
+
 void SayChatProblem(const ModelSource& source) {
   if (!source.chat_problem.empty()) {
     spdlog::warn("chat requests are refused: the model's chat template cannot be used: {}", source.chat_problem);
@@ -129,7 +144,9 @@ int RunUpInOneProcess(const Settings& settings) {
 
   WorkerSetup setup;
   setup.self = *self;
-  setup.routers = {Endpoint{.address = {}, .in_process = (*server)->InProcess()}};
+  setup.find_routers = [&] {
+    return StatusOr(std::vector<Endpoint>{{.address = {}, .in_process = (*server)->InProcess()}});
+  };
   setup.alone = true;
   RefusedByAll refusal;
   setup.on_refused = refusal.Teller();
@@ -203,14 +220,23 @@ int RunWorker(const Settings& settings) {
   if (!tls.ok()) return Fail(kExitUsage, tls.status());
   setup.tls = *std::move(tls);
   setup.roles = {.prefill = !decode, .decode = !prefill};
-  for (const std::string& address : settings.Addresses("router"))
-    setup.routers.push_back({.address = address, .in_process = nullptr});
+  std::vector<std::string> routers = settings.Addresses("router");
+  setup.find_routers = [&]() -> StatusOr<std::vector<Endpoint>> {
+    if (const auto fd = static_cast<int>(settings.Integer("router-fd")); fd >= 0) {
+      routers = {ReadLine(fd)};
+      if (routers.front().empty()) return CancelledError("the supervisor stops before its router listens");
+    }
+    std::vector<Endpoint> out;
+    for (const std::string& address : routers) out.push_back({.address = address, .in_process = nullptr});
+    return out;
+  };
   RefusedByAll refusal;
   setup.on_refused = refusal.Teller();
   auto worker = Worker::Start(settings, **file, std::move(setup), &events);
+  if (worker.status().code() == Code::kCancelled) return kExitDone;
   if (!worker.ok()) return Fail(kExitUsage, worker.status());
   file->reset();
-  events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + settings.Text("router"));
+  events.Say("serves other workers on " + (*worker)->pair_address() + ", for " + Joined(routers));
   signals.Wait();
   if (Status refused = refusal.Get(); !refused.ok()) {
     (*worker)->Stop();

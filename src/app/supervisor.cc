@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
@@ -52,6 +53,7 @@ struct Child {
   ChildPlan plan;
   pid_t pid = -1;  // -1: not running
   int status_fd = -1;
+  int router_fd = -1;    // of a worker that is started and waits for the router's address
   std::string partial;   // of a status line
   bool refused = false;  // every router refused this start
   SteadyTime started{};
@@ -60,17 +62,26 @@ struct Child {
 };
 
 // Async-signal-safe: runs between fork and exec.
-[[noreturn]] void BecomeChild(char* const* arguments, int status_fd, pid_t supervisor) {
+[[noreturn]] void BecomeChild(char* const* arguments, std::array<int, 2> inherited, pid_t supervisor) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != supervisor) _exit(kExitFailed);
   signal(SIGINT, SIG_IGN);  // a terminal's Ctrl-C reaches the whole group; the supervisor decides
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  fcntl(status_fd, F_SETFD, 0);
+  for (const int fd : inherited) {
+    if (fd >= 0) fcntl(fd, F_SETFD, 0);
+  }
   execv("/proc/self/exe", arguments);
   _exit(kExitFailed);
 }
+
+HostPort Dialable(HostPort address) {
+  if (IsWildcard(address.host)) address.host = address.host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
+  return address;
+}
+
+std::string RouterToDial(const std::string& listens_on) { return Dialable(*ParseHostPort(listens_on)).ToString(); }
 
 class Supervisor {
  public:
@@ -81,10 +92,11 @@ class Supervisor {
     sigemptyset(&set);
     for (const int s : {SIGCHLD, SIGTERM, SIGINT}) sigaddset(&set, s);
     sigprocmask(SIG_BLOCK, &set, nullptr);
+    signal(SIGPIPE, SIG_IGN);  // a child may die before it is told the router's address
     signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signal_fd_ < 0) return Fail(kExitFailed, InternalError(std::string("signalfd: ") + std::strerror(errno)));
     PlanAll("");
-    children_.front().start_at = Now();
+    for (Child& child : children_) child.start_at = Now();
     while (!Over()) {
       StartDue();
       EnforceDeadline();
@@ -127,20 +139,34 @@ class Supervisor {
     std::vector<std::string> arguments = {"baton"};
     arguments.insert(arguments.end(), child->plan.arguments.begin(), child->plan.arguments.end());
     arguments.insert(arguments.end(), {"--status-fd", std::to_string(fds[1])});
+    // A worker loads its model while the router starts, and dials once that has said where it listens: only then is
+    // the port known, and known to be this router's.
+    int address_fds[2] = {-1, -1};
+    if (child != &router() && !router_listens_) {
+      if (pipe2(address_fds, O_CLOEXEC) != 0) {
+        close(fds[0]), close(fds[1]);
+        Say(child->plan.name + ": no pipe: " + std::strerror(errno));
+        return StartLater(child);
+      }
+      arguments.insert(arguments.end(), {"--router-fd", std::to_string(address_fds[0])});
+    }
     std::vector<char*> pointers;
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
     const pid_t self = getpid();
     const pid_t pid = fork();
-    if (pid == 0) BecomeChild(pointers.data(), fds[1], self);
+    if (pid == 0) BecomeChild(pointers.data(), {fds[1], address_fds[0]}, self);
     close(fds[1]);
+    if (address_fds[0] >= 0) close(address_fds[0]);
     if (pid < 0) {
       close(fds[0]);
+      if (address_fds[1] >= 0) close(address_fds[1]);
       Say(child->plan.name + ": cannot start: " + std::strerror(errno));
       return StartLater(child);
     }
     child->pid = pid;
     child->status_fd = fds[0];
+    child->router_fd = address_fds[1];
     child->partial.clear();
     child->refused = false;
     child->started = Now();
@@ -214,16 +240,22 @@ class Supervisor {
     if (child != &router()) return;
     if (line.starts_with(kListeningLine)) {
       listen_ = line.substr(kListeningLine.size());  // a port of 0 is decided now, and kept
+      router_listens_ = true;
       PlanAll(listen_);
-      for (Child& worker : children_) {
-        if (worker.pid < 0 && &worker != child && !workers_begun_) worker.start_at = Now();
-      }
-      workers_begun_ = true;
+      for (Child& worker : children_) TellRouter(&worker, RouterToDial(listen_) + "\n");
     } else if (line == kAllJoinedLine) {
       was_ready_ = true;
       Say("baton is ready on " + listen_ + ": " + settings_.Text("prefill") + " prefill, " + settings_.Text("decode") +
           " decode");
     }
+  }
+
+  // An empty line: there will be none. The pipe is empty, so its buffer takes the line; a dead child needs none.
+  static void TellRouter(Child* child, const std::string& line) {
+    if (child->router_fd < 0) return;
+    (void)!write(child->router_fd, line.data(), line.size());
+    close(child->router_fd);
+    child->router_fd = -1;
   }
 
   // A child is not reaped before Reap, so its pid is nobody else's.
@@ -271,6 +303,7 @@ class Supervisor {
   void OnExit(Child* child, pid_t pid, int status) {
     const std::string how = WIFSIGNALED(status) ? "was killed by signal " + std::to_string(WTERMSIG(status))
                                                 : "ended with code " + std::to_string(WEXITSTATUS(status));
+    TellRouter(child, "");
     const std::string what = child->plan.name + ": pid " + std::to_string(pid) + " " + how;
     if (phase_ == Phase::kDraining && child == &router()) StopWorkers();
     if (phase_ != Phase::kRunning) return Say(what);
@@ -287,7 +320,10 @@ class Supervisor {
   // The router first, so that running requests end and no new one comes; then nothing holds the workers.
   void BeginStop(int code) {
     exit_code_ = code;
-    for (Child& child : children_) child.start_at = kNoTime;
+    for (Child& child : children_) {
+      child.start_at = kNoTime;
+      TellRouter(&child, "");
+    }
     if (router().pid < 0) return StopWorkers();
     phase_ = Phase::kDraining;
     deadline_ = Now() + settings_.Time("drain-timeout") + kRouterGrace;
@@ -319,7 +355,7 @@ class Supervisor {
   int signal_fd_ = -1;
   Phase phase_ = Phase::kRunning;
   SteadyTime deadline_ = kNoTime;  // of the phase
-  bool workers_begun_ = false;
+  bool router_listens_ = false;    // and where is known for good
   bool was_ready_ = false;
   int exit_code_ = kExitDone;
 };
@@ -337,11 +373,6 @@ void PassOn(const Settings& settings, uint32_t command, std::vector<std::string>
       out->push_back("--" + std::string(spec.name));
     }
   }
-}
-
-HostPort Dialable(HostPort address) {
-  if (IsWildcard(address.host)) address.host = address.host.find(':') == std::string::npos ? "127.0.0.1" : "::1";
-  return address;
 }
 
 std::string CoreText(const std::vector<int>& cores) {
@@ -402,14 +433,14 @@ std::vector<ChildPlan> PlanChildren(const Settings& settings, const std::vector<
   // can dial a wildcard: all of this is one machine, so there it is loopback.
   HostPort pair_listen = Dialable(*ParseHostPort(listen));
   pair_listen.port = 0;
-  const std::string dial_router = router_address.empty() ? "" : Dialable(*ParseHostPort(router_address)).ToString();
   for (int i = 0; i < workers; ++i) {
     const bool is_prefill = i < prefill;
     const std::string name =
         prefix + (is_prefill ? "prefill-" + std::to_string(i) : "decode-" + std::to_string(i - prefill));
     ChildPlan child{name, {is_prefill ? "prefill" : "decode", settings.Text("model"), "--name", name}};
     auto& arguments = child.arguments;
-    arguments.insert(arguments.end(), {"--listen", pair_listen.ToString(), "--router", dial_router});
+    arguments.insert(arguments.end(), {"--listen", pair_listen.ToString()});
+    if (!router_address.empty()) arguments.insert(arguments.end(), {"--router", RouterToDial(router_address)});
     arguments.insert(arguments.end(), {"--host-share", std::to_string(workers)});
     const std::vector<int>& share = shares[static_cast<size_t>(i)];
     if (!share.empty()) arguments.insert(arguments.end(), {"--cores", CoreText(share)});

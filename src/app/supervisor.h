@@ -43,7 +43,7 @@ struct ChildPlan {
   std::string name;
   std::vector<std::string> arguments;  // without argv[0]; those of the router hold no address yet
 };
-// The router first, then the workers. `router_address`: what workers dial.
+// The router first, then the workers. `router_address`: where it listens; empty while that is not known.
 std::vector<ChildPlan> PlanChildren(const Settings& settings, const std::vector<int>& cores, int usable,
                                     const std::string& listen, const std::string& router_address);
 

@@ -101,11 +101,10 @@ class CpuWorker : public Worker {
     WorkerNetworkOptions network;
     network.listen = setup.alone ? "" : settings.Text("listen");
     if (!setup.alone) network.advertise = settings.Text("advertise");
-    network.routers = setup.routers;
     network.tls = setup.tls;
-    network.on_refused = [left = setup.routers.size(), tell = setup.on_refused](const Status& why) mutable {
-      if (--left == 0 && tell) return tell(why);
-      spdlog::error("{}; {} routers are left", why.message(), left);
+    network.on_refused = [this, tell = setup.on_refused](const Status& why) {
+      if (--routers_left_ == 0 && tell) return tell(why);
+      spdlog::error("{}; {} routers are left", why.message(), routers_left_);
     };
     BATON_ASSIGN_OR_RETURN(network_, WorkerNetwork::Listen(std::move(network)));
 
@@ -126,6 +125,8 @@ class CpuWorker : public Worker {
     shape.runner.waker = &inlet_;
     BATON_ASSIGN_OR_RETURN(
         runner_, CpuModelRunner::Create(*model_, *device_, shape.memory.layout, shape.memory.pool, pool, shape.runner));
+    BATON_ASSIGN_OR_RETURN(const std::vector<Endpoint> routers, setup.find_routers());
+    routers_left_ = routers.size();
     EngineOptions engine =
         MakeEngineOptions(settings, file, setup, shape, network_->pair_address(), runner_->numeric_identity());
     BATON_RETURN_IF_ERROR(Validate(engine.scheduler));
@@ -134,7 +135,7 @@ class CpuWorker : public Worker {
       for (const Quarantine& stuck : out.stuck) SayStuck(stuck, events);
       network_->Deliver(std::move(out));
     });
-    network_->Start(&inlet_);
+    network_->Start(&inlet_, routers);
     thread_->Start();
     spdlog::info("{} serves with {} kernels, {} thread(s), transport {}", ToString(setup.self), device_->kernels().name,
                  shape.threads, transport_->name());
@@ -161,6 +162,7 @@ class CpuWorker : public Worker {
  private:
   // In the order of their lives: what stands above is used by what stands below.
   SteadyClock clock_;
+  size_t routers_left_ = 0;  // that have not refused; network thread once it runs
   Mailbox<EngineCommand> inlet_{kInlet, kInletControl};
   std::unique_ptr<WorkerNetwork> network_;
   std::unique_ptr<CpuDevice> device_;

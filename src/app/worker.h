@@ -24,7 +24,9 @@ namespace baton {
 struct WorkerSetup {
   ProcessId self;
   RoleMask roles;
-  std::vector<Endpoint> routers;
+  // The routers to dial, asked for once everything else stands: a supervised worker loads its model while its router
+  // still starts. May block; an error ends the start. Main thread.
+  std::function<StatusOr<std::vector<Endpoint>>()> find_routers;
   // Every router has refused this worker for good. Network thread; must not block.
   std::function<void(const Status&)> on_refused;
   TlsPems tls;         // of every connection to other processes

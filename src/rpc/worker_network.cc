@@ -321,9 +321,7 @@ class Network final : public WorkerNetwork {
   explicit Network(WorkerNetworkOptions options)
       : options_(std::move(options)),
         bounds_{options_.link_queue_messages, options_.link_queue_bytes},
-        service_(inbox_, &next_link_, bounds_, tls_->serves()) {
-    for (const Endpoint& endpoint : options_.routers) routers_.push_back({endpoint, options_.redial_first, {}, {}, {}});
-  }
+        service_(inbox_, &next_link_, bounds_, tls_->serves()) {}
   ~Network() override { Shutdown(); }
 
   Status Bind() {
@@ -350,8 +348,9 @@ class Network final : public WorkerNetwork {
 
   std::string pair_address() const override { return address_; }
 
-  void Start(Mailbox<EngineCommand>* engine) override {
+  void Start(Mailbox<EngineCommand>* engine, const std::vector<Endpoint>& routers) override {
     BATON_CHECK(!thread_.joinable(), "WorkerNetwork::Start came twice");
+    for (const Endpoint& endpoint : routers) routers_.push_back({endpoint, options_.redial_first, {}, {}, {}});
     inbox_->Attach(engine);
     thread_ = std::thread([this] { Run(); });
   }

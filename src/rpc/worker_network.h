@@ -31,7 +31,6 @@ struct WorkerNetworkOptions {
   std::string listen = "127.0.0.1:0";
   // What peers dial; empty: the listening host. Port 0 is the real port.
   std::string advertise;
-  std::vector<Endpoint> routers;
   // Mutual TLS with routers and peers, or (without a certificate) none. A router must show one with that role for the
   // host dialed, a peer one with its name; who dials here must show one that may write.
   TlsPems tls;
@@ -58,8 +57,8 @@ class WorkerNetwork {
   virtual ~WorkerNetwork() = default;  // as Shutdown
 
   virtual std::string pair_address() const = 0;  // for WorkerHello and PeerAddress; "" without a listener
-  // Once. `engine` outlives the network.
-  virtual void Start(Mailbox<EngineCommand>* engine) = 0;
+  // Once: accepts peers and dials the routers. `engine` outlives the network.
+  virtual void Start(Mailbox<EngineCommand>* engine, const std::vector<Endpoint>& routers) = 0;
   // Engine thread (or any one thread): queues what a step wants said. Never blocks.
   virtual void Deliver(Outbox&& outbox) = 0;
   // Closes every link and joins; LinkDown was pushed for each. Idempotent.

@@ -47,8 +47,8 @@ TEST(SimClusterTest, UnlikePairsKeepEveryPromiseUnderFaults) {
     if (seed % 4 == 0) o.cancel = 0.4;
     return o;
   });
-  EXPECT_GT(c.converted, 500u);
-  EXPECT_GT(c.converted_unused, 10u);
+  EXPECT_GT(c.converted, InFull(500));
+  EXPECT_GT(c.converted_unused, InFull(10));
   EXPECT_GT(c.replacements, 0u);
   EXPECT_GT(c.preemptions, 0u);
 }
@@ -177,11 +177,11 @@ TEST(SimClusterTest, WhateverAnOperatorDrainsAndTurnsUnderLoadNoRequestFails) {
     o.every_request_succeeds = true;
     return o;
   });
-  EXPECT_GT(c.done, 3000u);
-  EXPECT_GT(c.emptied, 100u);
-  EXPECT_GT(c.role_changes, 200u);
-  EXPECT_GT(c.orders_refused, 10u) << "somebody has to decode";
-  EXPECT_GT(c.replacements, 10u) << "orders met hand-offs on their way";
+  EXPECT_GT(c.done, InFull(3000));
+  EXPECT_GT(c.emptied, InFull(100));
+  EXPECT_GT(c.role_changes, InFull(200));
+  EXPECT_GT(c.orders_refused, InFull(10)) << "somebody has to decode";
+  EXPECT_GT(c.replacements, InFull(10)) << "orders met hand-offs on their way";
 }
 
 TEST(SimClusterTest, OrdersAmongFaultsOfEveryKindEndAndTheClusterComesToRest) {
@@ -190,17 +190,17 @@ TEST(SimClusterTest, OrdersAmongFaultsOfEveryKindEndAndTheClusterComesToRest) {
     o.orders = 10;
     return o;
   });
-  EXPECT_GT(c.done, 2000u);
-  EXPECT_GT(c.emptied, 100u);
-  EXPECT_GT(c.role_changes, 200u);
+  EXPECT_GT(c.done, InFull(2000));
+  EXPECT_GT(c.emptied, InFull(100));
+  EXPECT_GT(c.role_changes, InFull(200));
   for (const auto& [why, n] : c.failures)
     std::printf("  failed %6lu  %s\n", static_cast<unsigned long>(n), why.c_str());
 }
 
 TEST(SimClusterTest, FiveHundredSeedsOfFaultsKeepEveryPromise) {
   const ScenarioCounts c = RunAll(500, MixedScenario);
-  EXPECT_GT(c.done, 5000u);
-  EXPECT_GT(c.disaggregated, 1000u);
+  EXPECT_GT(c.done, InFull(5000));
+  EXPECT_GT(c.disaggregated, InFull(1000));
   EXPECT_GT(c.replacements, 0u);
   EXPECT_GT(c.corrupt, 0u);
   EXPECT_GT(c.repushes, 0u);

@@ -180,11 +180,11 @@ TEST(SimWideTest, ACancelMeetsReserveAndReady) {
 
 TEST(SimWideTest, SeedsOfEveryShapeKeepEveryPromise) {
   const ScenarioCounts c = RunAll(150, WideScenario);
-  EXPECT_GT(c.done, 2000u);
-  EXPECT_GT(c.done_by_front.at(1), 300u);
-  EXPECT_GT(c.faults.cuts, 100u);
-  EXPECT_GT(c.faults.drains, 30u);
-  EXPECT_GT(c.faults.faulted_handoffs, 300u);
+  EXPECT_GT(c.done, InFull(2000));
+  EXPECT_GT(c.done_by_front.at(1), InFull(300));
+  EXPECT_GT(c.faults.cuts, InFull(100));
+  EXPECT_GT(c.faults.drains, InFull(30));
+  EXPECT_GT(c.faults.faulted_handoffs, InFull(300));
   EXPECT_EQ(c.leaked_blocks, 0u);
 }
 

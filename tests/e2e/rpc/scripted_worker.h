@@ -81,7 +81,6 @@ class ScriptedWorker {
 
   explicit ScriptedWorker(Options options) : options_(std::move(options)), mailbox_(1024, 1 << 16) {
     WorkerNetworkOptions network;
-    network.routers = options_.routers;
     network.tls = options_.tls;
     network.keepalive_time = options_.keepalive;
     network.keepalive_timeout = options_.keepalive;
@@ -92,7 +91,7 @@ class ScriptedWorker {
     auto listening = WorkerNetwork::Listen(std::move(network));
     BATON_CHECK(listening.ok(), listening.status().message());
     network_ = *std::move(listening);
-    network_->Start(&mailbox_);
+    network_->Start(&mailbox_, options_.routers);
     thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
   }
   ~ScriptedWorker() {

@@ -297,7 +297,7 @@ struct Node {
     auto listening = WorkerNetwork::Listen(std::move(options));
     BATON_CHECK(listening.ok(), listening.status().message());
     network = *std::move(listening);
-    network->Start(&mailbox);
+    network->Start(&mailbox, {});
   }
   template <typename T>
   std::vector<T> Got() {

@@ -20,11 +20,13 @@ using testing::Eventually;
 
 // One worker's network with everything that came to its engine.
 struct Node {
-  explicit Node(WorkerNetworkOptions options = {}, size_t submissions = 100000) : mailbox(submissions, 100000) {
+  explicit Node(WorkerNetworkOptions options = {}, size_t submissions = 100000,
+                const std::vector<Endpoint>& routers = {})
+      : mailbox(submissions, 100000) {
     auto listening = WorkerNetwork::Listen(std::move(options));
     BATON_CHECK(listening.ok(), listening.status().message());
     network = *std::move(listening);
-    network->Start(&mailbox);
+    network->Start(&mailbox, routers);
   }
   void Read() { mailbox.Drain(&got, std::chrono::nanoseconds(0)); }
   template <typename T>
@@ -230,9 +232,7 @@ TEST(WorkerNetwork, TheEndOfAWatchedProcessIsTold) {
 }
 
 TEST(WorkerNetwork, ARouterThatIsNotThereGivesNoLink) {
-  WorkerNetworkOptions options;
-  options.routers = {{"127.0.0.1:1", nullptr}};  // nobody listens there
-  Node node(std::move(options));
+  Node node({}, 1000, {{"127.0.0.1:1", nullptr}});  // nobody listens there
   node.Dial(1, node.network->pair_address());
   ASSERT_TRUE(Eventually([&] { return node.Got<LinkUp>().size() == 2; }));
   EXPECT_TRUE(node.Got<LinkDown>().empty()) << "an attempt that failed is no link";

@@ -100,7 +100,13 @@ TEST_P(EveryInterleaving, KeepsTheBlockAndComesToRest) {
   }
 }
 const auto kName = [](const auto& info) { return std::string(info.param.name); };
-INSTANTIATE_TEST_SUITE_P(Handoff, EveryInterleaving, testing::ValuesIn(Cases()), kName);
+// Instrumented, a state takes 50 times as long: there the worlds of fewest states run the same code.
+std::vector<Case> ShortCases() {
+  std::vector<Case> out = Cases();
+  if (BATON_SEED_SHARE > 1) std::erase_if(out, [](const Case& c) { return c.options.bounds.generations > 1; });
+  return out;
+}
+INSTANTIATE_TEST_SUITE_P(Handoff, EveryInterleaving, testing::ValuesIn(ShortCases()), kName);
 INSTANTIATE_TEST_SUITE_P(DISABLED_Long, EveryInterleaving, testing::ValuesIn(LongCases()), kName);
 
 // ---- the checker finds what it is for -------------------------------------------------------------
