@@ -20,6 +20,7 @@
 // Bounded: max_waiting sequences wait, max_running hold blocks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -209,6 +210,7 @@ class Scheduler {
     uint32_t tokens_left = 0;          // of max_step_tokens
     uint32_t prefill_left = 0;         // of max_prefill_tokens
     SequenceId turn{};                 // of the once-hit sequences, the one whose turn it is (L8)
+    uint32_t room() const { return std::min(prefill_left, tokens_left); }  // for chunks
   };
   static Rank RankOf(const Sequence& s) { return {-int64_t{s.request->priority}, s.arrival}; }
 
@@ -237,6 +239,10 @@ class Scheduler {
   void MakeRoomForHead();
   void PlanDecodes(Draft* draft);
   void PlanChunks(Draft* draft);
+  bool IsShort(const Sequence& s) const;
+  void PlanShortBehind(const Sequence& first, Draft* draft);
+  bool MayAdmit(const Draft& draft) const;
+  void BeginComputing(Sequence* s);
   void Admit(Draft* draft);
   bool TryAllocate(Sequence* s);
   bool MayDecode(const Sequence& s) const;
@@ -249,7 +255,7 @@ class Scheduler {
   bool EnsureNextBlock(Sequence* s);
   bool MayPreempt(const Sequence& s) const;
   Sequence* VictimBelow(const Sequence& s);
-  void PlanChunk(Sequence* s, Draft* draft);
+  uint32_t PlanChunk(Sequence* s, uint32_t limit, Draft* draft);
   void PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft);
   void TellBlocks(Sequence* s, uint32_t end, Draft* draft);
   void PartDone(const LaunchedPart& part, Sequence* s, const SampledToken* token, TimePoint now, StepOutcome* outcome);

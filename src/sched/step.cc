@@ -195,18 +195,56 @@ Sequence* Scheduler::VictimBelow(const Sequence& s) {
 }
 
 void Scheduler::PlanChunks(Draft* draft) {
+  bool shared = false;
   for (Sequence* s : draft->computing) {
-    if (draft->prefill_left > 0 && draft->tokens_left > 0 && TakesTurn(*s, draft)) PlanChunk(s, draft);
+    if (draft->room() == 0) return;
+    const bool planned = s->last_step == draft->step.id;  // as one of the short ones
+    if (planned || !TakesTurn(*s, draft)) continue;
+    if (!shared && !IsShort(*s)) PlanShortBehind(*s, draft);
+    shared |= !IsShort(*s);
+    PlanChunk(s, draft->room(), draft);
   }
 }
 
-void Scheduler::PlanChunk(Sequence* s, Draft* draft) {
-  const uint32_t tokens = std::min({s->num_known() - s->num_launched, draft->prefill_left, draft->tokens_left});
+bool Scheduler::IsShort(const Sequence& s) const {
+  return s.num_known() - s.num_launched <= options_.max_prefill_tokens;
+}
+
+// Half of what is left of the step, before a prompt of more than a chunk: to shorter ones of its priority or above that
+// come behind it, queued ones included. In the queue they pass only such as are long themselves, and nobody who waits
+// for blocks, whom they would keep waiting.
+void Scheduler::PlanShortBehind(const Sequence& first, Draft* draft) {
+  uint32_t share = draft->room() / 2;
+  const int32_t priority = first.request->priority;
+  for (Sequence* s : draft->computing) {
+    if (share == 0) return;
+    if (s->last_step == draft->step.id || s->request->priority < priority || !IsShort(*s) || RunsApart(*s)) continue;
+    share -= PlanChunk(s, share, draft);
+  }
+  for (auto next = waiting_.begin(); next != waiting_.end() && share > 0 && MayAdmit(*draft);) {
+    Sequence* s = next->sequence;
+    ++next;
+    if (s->request->priority < priority) return;
+    if (RunsApart(*s)) continue;
+    if (!IsShort(*s)) {
+      if (s->WasPreempted() || !Available(pool_->BlocksFor(s->num_known()), AdmissionReserve())) return;
+      continue;
+    }
+    if (!TryAllocate(s)) return;
+    BeginComputing(s);
+    share -= PlanChunk(s, share, draft);
+  }
+}
+
+// At most `limit` of its tokens, and how many.
+uint32_t Scheduler::PlanChunk(Sequence* s, uint32_t limit, Draft* draft) {
+  const uint32_t tokens = std::min(s->num_known() - s->num_launched, limit);
   const bool last = s->num_launched + tokens == s->num_known();
   PlanPart(s, tokens, last, draft);
   draft->prefill_left -= tokens;
   // A hand-off stays Computing until its last chunk is done; nothing more is planned for it (S3).
   if (last && !s->handoff) s->phase = Phase::kRunning;
+  return tokens;
 }
 
 void Scheduler::PlanPart(Sequence* s, uint32_t num_tokens, bool sample, Draft* draft) {
@@ -260,21 +298,27 @@ void Scheduler::TellBlocks(Sequence* s, uint32_t end, Draft* draft) {
   if (s->first_launch == kNever) s->first_launch = draft->step.launched;
 }
 
+// Who runs goes first: while one of them lacks a block, nobody new takes any.
+bool Scheduler::MayAdmit(const Draft& draft) const {
+  return !draft.stalled && draft.room() > 0 && active_.size() + num_receiving_ < options_.max_running;
+}
+
+void Scheduler::BeginComputing(Sequence* s) {
+  EraseWaiting(s);
+  s->phase = Phase::kComputing;
+  InsertActive(s);
+}
+
 void Scheduler::Admit(Draft* draft) {
-  // Who runs goes first: while one of them lacks a block, nobody new takes any.
-  for (auto next = waiting_.begin(); !draft->stalled && next != waiting_.end() && draft->prefill_left > 0 &&
-                                     draft->tokens_left > 0 &&
-                                     active_.size() + num_receiving_ < options_.max_running;) {
+  for (auto next = waiting_.begin(); next != waiting_.end() && MayAdmit(*draft);) {
     Sequence* s = next->sequence;
     ++next;
     // Those behind it do not wait for its turn.
     if (RunsApart(*s) && (draft->turn != SequenceId{} || AnotherInFlight(*s))) continue;
     if (!TryAllocate(s)) return;
     TakesTurn(*s, draft);
-    EraseWaiting(s);
-    s->phase = Phase::kComputing;
-    InsertActive(s);
-    PlanChunk(s, draft);
+    BeginComputing(s);
+    PlanChunk(s, draft->room(), draft);
   }
 }
 

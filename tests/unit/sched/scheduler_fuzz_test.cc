@@ -335,6 +335,7 @@ class World {
   uint64_t number_ = 0;
 };
 
+// FF-003, FF-018, FF-097, FF-102
 TEST(SchedulerFuzz, EveryAnswerIsTheRightOneAndNoBlockIsLostWhateverHappens) {
   Counters n;
   for (uint64_t seed = 0; seed < 1000; ++seed) {

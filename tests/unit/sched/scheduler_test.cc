@@ -13,6 +13,7 @@ constexpr uint32_t kBlock = 16;
 class SchedulerTest : public testing::Test {
  protected:
   void Open(uint32_t blocks, const SchedulerOptions& options) {
+    scheduler.reset();  // before its pool
     pool = std::make_unique<BlockPool>(kBlock, std::vector<uint32_t>{blocks});
     scheduler = std::make_unique<Scheduler>(options, pool.get());
     runner = std::make_unique<ShadowRunner>(pool.get());
@@ -67,6 +68,7 @@ class SchedulerTest : public testing::Test {
   TimePoint now{};
 };
 
+// FF-093
 TEST_F(SchedulerTest, ALongPromptIsComputedInChunksWhileOthersDecode) {
   SchedulerOptions o = Options();
   o.max_prefill_tokens = 20;
@@ -177,6 +179,7 @@ TEST_F(SchedulerTest, AnAnswerOfOneTokenEndsAtTheWriter) {
   EXPECT_EQ(PhaseOf(a), Phase::kFinished);
 }
 
+// FF-035, FF-153
 TEST_F(SchedulerTest, ACachedPromptIsReusedInWholeBlocksAndItsLastTokenComputed) {
   Open(20, Options());
   const SequenceId a = Add(NewRequest(48, 1));
@@ -193,6 +196,7 @@ TEST_F(SchedulerTest, ACachedPromptIsReusedInWholeBlocksAndItsLastTokenComputed)
   EXPECT_EQ(Launch().back().first_position, 0u);
 }
 
+// FF-099
 TEST_F(SchedulerTest, WhoRanksLowestIsPreemptedAndGoesOnWithTheSameAnswer) {
   Open(6, Options());
   const SequenceId high = Add(NewRequest(30, 50, 1, 1));
@@ -214,6 +218,7 @@ TEST_F(SchedulerTest, WhoRanksLowestIsPreemptedAndGoesOnWithTheSameAnswer) {
   EXPECT_EQ(answers[low], TrueAnswer(*NewRequest(30, 50, 0, 2)));
 }
 
+// FF-104
 TEST_F(SchedulerTest, AHigherPriorityDoesNotWaitForLowerOnesToEnd) {
   Open(4, Options());
   const SequenceId low = Add(NewRequest(40, 20, 0, 1));
@@ -309,6 +314,7 @@ TEST_F(SchedulerTest, WhoWaitsForItsTurnKeepsNoGrantAndNoPlaceFromOthers) {
   EXPECT_TRUE(scheduler->TakePreempted().empty()) << "its priority takes nobody's blocks before its turn";
 }
 
+// FF-052, FF-095
 TEST_F(SchedulerTest, WhatCanNeverFitIsRefusedAtOnceAndTheQueueIsBounded) {
   SchedulerOptions o = Options();
   o.max_waiting = 2;
@@ -434,6 +440,190 @@ TEST_F(SchedulerTest, OptionsThatCouldStarvePrefillAreRefused) {
   o.max_prefill_tokens = 0;
   EXPECT_EQ(Validate(o).code(), Code::kInvalidArgument);
   EXPECT_TRUE(Validate(Options()).ok());
+}
+
+// ---- what users of other servers saw (tests/field_failures.md) ---------------------------------------
+
+// FF-092: a prompt of a hundred chunks, then twenty of one chunk. The short ones share half of each step from then on,
+// in order; the long one takes the other half, and all of it again when they are done.
+TEST_F(SchedulerTest, FF092_AGiantPromptLeavesHalfOfEachStepToShortOnesBehindIt) {
+  SchedulerOptions o = Options();
+  o.max_prefill_tokens = 32;
+  o.max_context_tokens = 4000;
+  Open(400, o);
+  const SequenceId giant = Add(NewRequest(3200, 1));
+  ASSERT_EQ(Launch().size(), 1u);
+  Done();
+  std::map<SequenceId, int> ended;
+  for (uint64_t i = 0; i < 20; ++i) Add(NewRequest(32, 1, 0, 10 + i));
+  int step = 0;
+  while (!ended.contains(giant)) {
+    ++step;
+    const auto parts = Launch();
+    ASSERT_FALSE(parts.empty());
+    uint32_t tokens = 0;
+    for (const SequenceStep& part : parts) tokens += part.num_tokens;
+    EXPECT_EQ(tokens,
+              std::min(32u, tokens + scheduler->Find(giant)->num_known() - scheduler->Find(giant)->num_launched))
+        << "nothing of a step is wasted while there is a prompt";
+    for (const NewToken& t : Done().tokens) {
+      ended[t.sequence] = step;
+      if (t.sequence != giant) scheduler->End(t.sequence);
+    }
+    EXPECT_TRUE(step != 41 || ended.size() == 20) << "two steps each";
+  }
+  EXPECT_EQ(step, 99 + 20) << "no longer than the work of all, 1.2 times what it takes alone";
+}
+
+// FF-092: short prompts pass giants that are queued, but nobody who waits for blocks, and nobody of higher priority.
+TEST_F(SchedulerTest, FF092_ShortPromptsPassQueuedGiantsButNobodyWhoWaitsForBlocks) {
+  for (const bool room : {true, false}) {
+    SchedulerOptions o = Options();
+    o.max_prefill_tokens = 32;
+    o.max_context_tokens = 4000;
+    Open(room ? 220 : 110, o);
+    Add(NewRequest(1600, 1, 0, 1));
+    Launch();
+    Done();
+    const SequenceId second = Add(NewRequest(1600, 1, 0, 2));
+    const SequenceId small = Add(NewRequest(16, 1, 0, 3));
+    const SequenceId low = Add(NewRequest(16, 1, -1, 4));
+    for (int i = 0; i < 3; ++i) {
+      Launch();
+      Done();
+    }
+    EXPECT_EQ(scheduler->Find(second)->num_launched, 0u);
+    EXPECT_EQ(PhaseOf(small), room ? Phase::kFinished : Phase::kWaiting);
+    EXPECT_EQ(PhaseOf(low), Phase::kWaiting);
+  }
+}
+
+// FF-019: a prefix that is not a whole block has no name that could outlive it: what is announced and found is whole
+// blocks, whatever came between.
+TEST_F(SchedulerTest, FF019_APartOfABlockIsNeverIndexed) {
+  Open(20, Options());
+  const auto stem = NewRequest(16, 1);
+  std::vector<Hash128> stored;
+  for (const uint32_t length : {10u, 16u, 10u, 15u, 16u}) {
+    auto r = std::make_shared<Request>(*stem);
+    r->prompt.resize(length);
+    const SequenceId id = Add(r);
+    EXPECT_EQ(Launch()[0].first_position, 0u) << "its last token is always computed";
+    Done();
+    scheduler->End(id);
+    const PrefixEvents events = pool->TakeEvents();
+    stored.insert(stored.end(), events.stored.begin(), events.stored.end());
+    EXPECT_TRUE(events.removed.empty());
+  }
+  EXPECT_EQ(stored, PageHashes(ChainRoot({}, {}, ""), stem->prompt));
+}
+
+// FF-034: what a reader counts as held it holds from that moment on; the pool may be wanted by everybody.
+TEST_F(SchedulerTest, FF034_APrefixThatAReaderPromisedCannotBeEvicted) {
+  Open(8, Options());
+  const SequenceId warm = Add(NewRequest(40, 1));
+  Launch();
+  Done();
+  scheduler->End(warm);
+  auto grant = scheduler->Receive(NewRequest(40, 9), {}, 1, now);
+  ASSERT_TRUE(grant.ok());
+  ASSERT_EQ(grant->hit_tokens, 32u);
+  const std::vector<BlockId> blocks = scheduler->Find(grant->sequence)->tables[0].blocks();
+  const SequenceId greedy = Add(NewRequest(60, 4, 5, 2));  // all that is left
+  Launch();
+  Done();
+  EXPECT_EQ(PhaseOf(greedy), Phase::kRunning);
+  const auto r = NewRequest(40, 9);
+  std::vector<BlockId> hit(blocks.begin(), blocks.begin() + 2);
+  runner->ExpectHolds(*r, r->prompt, 32, {hit});
+  scheduler->Abandon(grant->sequence);
+}
+
+// FF-034: and what was evicted before is not promised.
+TEST_F(SchedulerTest, FF034_APrefixThatWasEvictedIsAskedFor) {
+  Open(4, Options());
+  const SequenceId warm = Add(NewRequest(40, 1));
+  Launch();
+  Done();
+  scheduler->End(warm);
+  const SequenceId other = Add(NewRequest(60, 1, 0, 2));
+  Launch();
+  Done();
+  scheduler->End(other);
+  auto grant = scheduler->Receive(NewRequest(40, 9), {}, 1, now);
+  ASSERT_TRUE(grant.ok());
+  EXPECT_EQ(grant->hit_tokens, 0u);
+  EXPECT_EQ(grant->fresh[0].size(), 3u);
+  scheduler->Abandon(grant->sequence);
+}
+
+// FF-036: a hit counts when the blocks are taken, not when the request came: its prefix may be gone by then.
+TEST_F(SchedulerTest, FF036_APrefixThatIsEvictedWhileARequestWaitsIsComputedAgain) {
+  SchedulerOptions o = Options();
+  o.max_running = 1;
+  Open(6, o);
+  const SequenceId warm = Add(NewRequest(48, 1));
+  Launch();
+  Done();
+  scheduler->End(warm);
+  const SequenceId first = Add(NewRequest(80, 2, 0, 2));
+  const SequenceId hit = Add(NewRequest(48, 4));
+  std::vector<TokenId> answer;
+  while (scheduler->Find(hit)->finish == FinishReason::kNone) {
+    ASSERT_TRUE(!Launch().empty() || runner->busy());
+    for (const NewToken& t : Done().tokens) {
+      if (t.sequence == hit) answer.push_back(t.token.id);
+      if (t.sequence == first && t.finish != FinishReason::kNone) scheduler->End(first);
+    }
+  }
+  EXPECT_EQ(answer, TrueAnswer(*NewRequest(48, 4)));
+  EXPECT_LT(scheduler->Find(hit)->cached_tokens, 32u) << "some of it was evicted";
+}
+
+// FF-101: two long answers in a pool that holds hardly more than one: no request starts over more than twice, and every
+// step brings a token.
+TEST_F(SchedulerTest, FF101_TwoLongAnswersInATightPoolDoNotThrash) {
+  Open(17, Options());  // one needs 15
+  const SequenceId a = Add(NewRequest(60, 180, 0, 1));
+  const SequenceId b = Add(NewRequest(60, 180, 0, 2));
+  std::map<SequenceId, uint32_t> preempted, tokens;
+  int ended = 0;
+  for (int steps = 0; ended < 2; ++steps) {
+    ASSERT_LT(steps, 2000);
+    while (!Launch().empty()) {
+    }
+    ASSERT_TRUE(runner->busy());
+    for (const NewToken& t : Done().tokens) {
+      ++tokens[t.sequence];
+      if (t.finish == FinishReason::kNone) continue;
+      ++ended;
+      preempted[t.sequence] = scheduler->Find(t.sequence)->preemptions;
+      scheduler->End(t.sequence);
+    }
+  }
+  EXPECT_EQ(preempted[a], 0u);
+  EXPECT_GE(preempted[b], 1u);
+  EXPECT_LE(preempted[b], 2u);
+  EXPECT_EQ(tokens[a], 180u);
+  EXPECT_EQ(tokens[b], 180u);
+}
+
+// FF-103: who was preempted keeps its place: before those of its priority that came later.
+TEST_F(SchedulerTest, FF103_APreemptedRequestComesBeforeLaterOnesOfItsPriority) {
+  Open(4, Options());
+  const SequenceId a = Add(NewRequest(40, 9, 0, 1));
+  Launch();
+  Done();
+  const SequenceId high = Add(NewRequest(40, 2, 5, 2));
+  const SequenceId later = Add(NewRequest(40, 9, 0, 3));
+  EXPECT_EQ(Launch()[0].sequence, high);
+  EXPECT_EQ(scheduler->TakePreempted(), std::vector{a});
+  Launch();
+  Done();
+  EXPECT_EQ(Done().tokens[0].finish, FinishReason::kLength);
+  scheduler->End(high);
+  EXPECT_EQ(Launch().at(0).sequence, a);
+  EXPECT_EQ(PhaseOf(later), Phase::kWaiting);
 }
 
 }  // namespace
