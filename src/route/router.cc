@@ -217,7 +217,11 @@ bool Router::OnCacheEvents(WorkerId id, const CacheEvents& events) {
   }
   w->cache_sequence = events.sequence;
   for (const Hash128& page : events.removed) s.holders.Remove(page, slot);
-  for (const Hash128& page : events.stored) s.holders.Add(page, slot);
+  // A worker cannot hold more than its pool, whatever it says: the index stays as small as the cluster is.
+  const uint64_t most = uint64_t{w->num_blocks} * w->block_tokens / kPageTokens;
+  for (const Hash128& page : events.stored) {
+    if (s.holders.pages_of(slot) < most) s.holders.Add(page, slot);
+  }
   return true;
 }
 

@@ -167,6 +167,7 @@ TEST(Router, TheLedgerIsEmptyAgainAfterEveryEnd) {
   EXPECT_DOUBLE_EQ(c.Place(QueryOf(500), now)->step_seconds, fresh.Place(QueryOf(500))->step_seconds);
 }
 
+// FF-098
 TEST(Router, CreditsBoundWhatIsOutstandingAndReturnWhenPrefillEnds) {
   Cluster c;
   WorkerHello h = HelloOf("p", true, false);
@@ -214,6 +215,7 @@ TEST(Router, WorkersOfOtherElementTypesArePairedAlthoughTheirNumericIdentitiesDi
   EXPECT_EQ(c.Place(QueryOf(1000))->mode, Placement::Mode::kDisaggregated);
 }
 
+// FF-041
 TEST(Router, OnlyModelsLayoutsAndNumericIdentitiesThatGoTogetherArePaired) {
   for (const int differs : {0, 1, 2}) {
     Cluster c;
@@ -365,6 +367,7 @@ TEST(Router, CacheEventsWithAGapAreNotBelievedUntilASnapshot) {
 
 // A P's cached prefix is only worth its seconds: a router that follows the longest match sends everything that shares
 // a first block to one worker, whose queue then never ends.
+// FF-107
 TEST(Router, SharedPrefixesDoNotPullEveryRequestToOneWorker) {
   Cluster c;
   std::vector<WorkerId> prefill;
@@ -593,8 +596,8 @@ TEST(Router, FF105_ABurstOfUnlikePromptsIsSpreadByItsWork) {
     ASSERT_TRUE(placed);
     c.router.Dispatched({1, i, 0}, 1, *placed, q, kNow);
     work[placed->prefill] += q.prompt_tokens;
-    const auto [least, most] = std::minmax_element(work.begin(), work.end(),
-                                                   [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto [least, most] =
+        std::minmax_element(work.begin(), work.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
     ASSERT_LE(most->second - least->second, 4100u) << "after " << i;
   }
 }
@@ -664,6 +667,26 @@ TEST(Router, FF108_OneHotPrefixDoesNotSwitchAffinityOffForOthers) {
     EXPECT_EQ(place(0).prefill, p[2]) << "the hot one's holder is busy";
     EXPECT_EQ(place(1).prefill, p[1]);
     EXPECT_EQ(place(1).cached_tokens, 960u);
+  }
+}
+
+// FF-111: fifty thousand distinct prefixes, evicted in turn or not: the index holds what the pools can, not what was
+// ever said.
+TEST(Router, FF111_TheIndexHoldsNoMoreThanItsWorkersCan) {
+  for (const bool evicts : {true, false}) {
+    Cluster c;
+    std::vector<WorkerId> workers = {c.Add("p0", true, false), c.Add("p1", true, false)};
+    std::map<WorkerId, std::vector<Hash128>> held;
+    for (uint64_t i = 1; i <= 50000; ++i) {
+      const WorkerId w = workers[i % 2];
+      CacheEvents events{.sequence = (i + 1) / 2, .snapshot = i <= 2, .stored = {{i, i}}, .removed = {}};
+      held[w].push_back({i, i});
+      if (evicts && held[w].size() > 1000) {
+        events.removed = {held[w][held[w].size() - 1001]};
+      }
+      ASSERT_TRUE(c.router.OnCacheEvents(w, events));
+    }
+    for (const auto& w : c.router.Snapshot(kNow)) EXPECT_EQ(w.cached_pages, evicts ? 1000u : 2000u);
   }
 }
 
