@@ -224,7 +224,7 @@ void EngineCore::OnReserve(LinkId link, const Reserve& reserve, TimePoint now, O
     out->close.push_back(link);
     return;
   }
-  if (std::optional<PairMessage> recorded = connector_.Recorded(reserve)) {
+  if (std::optional<PairMessage> recorded = connector_.Recorded(link, reserve)) {
     return connector_.Answer(link, *std::move(recorded), out);
   }
   const auto refuse = [&](RefuseReason why, std::string detail) {

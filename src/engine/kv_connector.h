@@ -95,7 +95,9 @@ class KvConnector {
   // ---- reader -----------------------------------------------------------------------------------
   // The writer of an accepted session that said Hello, or nothing.
   const ProcessId* WriterOf(LinkId link) const;
-  std::optional<PairMessage> Recorded(const Reserve& reserve) { return reader_.Recorded(reserve); }
+  std::optional<PairMessage> Recorded(LinkId link, const Reserve& reserve) {
+    return reader_.Recorded(*WriterOf(link), reserve);
+  }
   // Blocks and a ticket, or BUSY, or REFUSED; the answer goes out. True: granted, under that sequence.
   std::optional<ReceiveGrant> Admit(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out);
   void Answer(LinkId link, PairMessage message, Outbox* out);
@@ -192,7 +194,7 @@ class KvConnector {
   std::map<Ticket, std::vector<QuarantinedBlocks>> quarantine_;
   TimePoint next_stuck_ = kNever;                  // when some writer may have become stuck
   std::map<ProcessId, TimePoint> stuck_reported_;  // when last
-  std::map<Ticket, KvLayout> staged_;  // RESERVED to CONVERTING: the writer's layout
+  std::map<Ticket, KvLayout> staged_;              // RESERVED to CONVERTING: the writer's layout
   std::map<OpId, std::pair<Ticket, SequenceId>> converting_;
   ConnectorFacts facts_;
   ConnectorCounters counters_;

@@ -42,10 +42,16 @@ ReaderTickets::ReaderTickets(Incarnation self, ReaderOptions options, Rules rule
   for (uint32_t i = 0; i < options_.num_slots; ++i) free_slots_.insert(i);
 }
 
-std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
+std::optional<PairMessage> ReaderTickets::Recorded(const ProcessId& writer, const Reserve& reserve) {
+  const auto refuse = [&] {
+    ++counters_.stale_reserves;
+    return Refused{reserve.child, reserve.epoch, reserve.attempt, RefuseReason::kOldEpoch,
+                   "another worker hands this request over in this epoch"};
+  };
   for (const Slot& slot : slots_) {
     const ReaderTicket& t = slot.now;
     if (t.state != TicketState::kFree && t.child == reserve.child && t.epoch == reserve.epoch) {
+      if (t.writer != writer) return refuse();
       if (IsReadyOrLater(t.state)) return AnswerTo(reserve, t.ticket, CommitVerdict::kAck);
       if (reserve.attempt < t.reserve_attempt) {
         ++counters_.stale_reserves;
@@ -60,6 +66,7 @@ std::optional<PairMessage> ReaderTickets::Recorded(const Reserve& reserve) {
     }
     for (const Outcome& o : slot.outcomes) {
       if (o.child != reserve.child || o.epoch != reserve.epoch) continue;
+      if (o.writer != writer) return refuse();
       Ticket ticket{self_, static_cast<uint32_t>(&slot - slots_.data()), o.generation};
       if (o.acked) return AnswerTo(reserve, ticket, CommitVerdict::kAck);
       if (reserve.attempt <= o.reserve_attempt) {

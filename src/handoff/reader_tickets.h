@@ -85,8 +85,9 @@ class ReaderTickets {
 
   // The recorded answer where this RESERVE was decided before (GRANT while RESERVED or RECEIVING, ACK when
   // READY or later, else kStaleTicket), or nothing: decide it now. An older attempt than the epoch's latest
-  // gives kStaleTicket.
-  std::optional<PairMessage> Recorded(const Reserve& reserve);
+  // gives kStaleTicket. An epoch is handed over by one writer: of what another one says about it nothing is told, and
+  // nothing that the first one holds is touched (REFUSED).
+  std::optional<PairMessage> Recorded(const ProcessId& writer, const Reserve& reserve);
   bool HasFreeSlot() const { return !free_slots_.empty(); }
   // RESERVED. Blocks and bases of `grant` are filled in by the caller; its ticket is filled in here.
   // num_chunks: of the grid of the granted blocks; 0 when the reader holds everything.

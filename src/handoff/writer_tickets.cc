@@ -3,6 +3,15 @@
 #include <algorithm>
 
 namespace baton {
+namespace {
+// More than any reader has; what it says of others is not believed, so that it cannot make this side remember them.
+constexpr uint32_t kMaxSlots = 65536;
+
+// Whether the ticket can be one of that reader's.
+bool IsOf(const ProcessId& reader, const Ticket& ticket) {
+  return ticket.reader == reader.incarnation && ticket.slot < kMaxSlots;
+}
+}  // namespace
 
 WriterTickets::WriterTickets(KvLayout layout, WriterOptions options, Rules rules)
     : layout_(std::move(layout)), options_(options), rules_(rules) {}
@@ -42,6 +51,7 @@ void WriterTickets::SessionUp(const ProcessId& reader, TransferMode mode, const 
   }
   // The reader still holds tickets of ours: every one that no child works on is answered (L2).
   for (const Ticket& ticket : open_tickets) {
+    if (!IsOf(reader, ticket)) continue;
     const bool held = std::any_of(children_.begin(), children_.end(), [&](const auto& entry) {
       return entry.second.grant.ticket == ticket && entry.second.state != WriterState::kReserving;
     });
@@ -102,9 +112,13 @@ bool WriterTickets::IsDead(const Ticket& ticket) const {
 }
 
 void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoint now, WriterActions* out) {
+  if (!IsOf(reader, grant.ticket)) {
+    ++counters_.stale;
+    return;
+  }
   WriterChild* c = Get({grant.child, grant.epoch});
-  const bool current = c != nullptr && c->reader == reader && c->state == WriterState::kReserving &&
-                       grant.attempt == c->reserve.attempt && grant.ticket.reader == reader.incarnation;
+  const bool current =
+      c != nullptr && c->reader == reader && c->state == WriterState::kReserving && grant.attempt == c->reserve.attempt;
   if (!current || IsDead(grant.ticket)) {
     // A duplicate of the GRANT that is in use is nothing; anything else is given back.
     if (c != nullptr && c->grant.ticket == grant.ticket && c->state != WriterState::kReserving) return;
@@ -291,7 +305,8 @@ void WriterTickets::OnCommitAnswer(const ProcessId& reader, const CommitAnswer& 
     return;
   }
   if (answer.attempt == 0) {  // to a RESERVE
-    if (answer.verdict == CommitVerdict::kAck && c->final_progress) {
+    // READY or later is what was committed: before that nobody can say so, and bytes may still be on their way.
+    if (answer.verdict == CommitVerdict::kAck && c->state == WriterState::kCommitting) {
       out->handed_off.push_back(*c);
       Stop(*c, std::nullopt, now, out);
     } else if (answer.verdict == CommitVerdict::kStaleTicket && c->state == WriterState::kReserving) {
@@ -344,7 +359,7 @@ void WriterTickets::Repush(WriterChild& c, const CommitAnswer& answer, TimePoint
 }
 
 void WriterTickets::OnAbort(const ProcessId& reader, const AbortTicket& abort, TimePoint now, WriterActions* out) {
-  if (abort.ticket.reader != reader.incarnation) return;
+  if (!IsOf(reader, abort.ticket)) return;
   for (auto& [key, c] : children_) {
     if (c.reader != reader || c.grant.ticket != abort.ticket || c.ticket != abort.ticket) continue;
     if (c.state == WriterState::kStopping) return;
@@ -390,8 +405,11 @@ void WriterTickets::SendDrained(const ProcessId& reader, const Ticket& ticket, b
   dead.generation = std::max(dead.generation, ticket.generation);
   if (severed) dead.severed = std::max(dead.severed, ticket.generation);
   severed = dead.severed == ticket.generation;
-  draining_[ticket] = {Drained{ticket, severed}, reader, now + options_.drained_repeat};
   out->send.emplace_back(reader, Drained{ticket, severed});
+  // Said again until it is acknowledged; an older ticket of the slot is over, or this one were not there.
+  if (ticket.generation < dead.generation) return;
+  draining_.erase(draining_.lower_bound(Ticket{ticket.reader, ticket.slot, 0}), draining_.lower_bound(ticket));
+  draining_[ticket] = {Drained{ticket, severed}, reader, now + options_.drained_repeat};
 }
 
 void WriterTickets::Tick(TimePoint now, WriterActions* out) {

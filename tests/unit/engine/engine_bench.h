@@ -117,9 +117,13 @@ struct EngineBench {
         for (ChildEvent& e : batch->events) events.push_back(std::move(e));
       }
     }
-    for (auto& [link, message] : out.to_peers) to_peers.push_back(std::move(message));
+    for (auto& [link, message] : out.to_peers) {
+      to_peers.push_back(std::move(message));
+      to_links.push_back(link);
+    }
     stuck.insert(stuck.end(), out.stuck.begin(), out.stuck.end());
     for (Dial& dial : out.dial) dials.push_back(std::move(dial));
+    closed.insert(closed.end(), out.close.begin(), out.close.end());
   }
   void Finish(TokenId token) {
     runner.Finish(token);
@@ -252,7 +256,9 @@ struct EngineBench {
   std::vector<Heartbeat> heartbeats;
   std::vector<WorkerReport> reports;
   std::vector<PairMessage> to_peers;
+  std::vector<LinkId> to_links;  // of each of these
   std::vector<Dial> dials;
+  std::vector<LinkId> closed;
   std::vector<Quarantine> stuck;
 };
 

@@ -62,6 +62,7 @@ TEST(EngineCore, ACommandOfAnotherFrontsChildOrOfALowerEpochChangesNothing) {
   EXPECT_EQ(b.core->counters().stale_commands, 3u);
 }
 
+// FF-046
 TEST(EngineCore, WithOneTokenToGiveItSendsNoReserve) {
   EngineBench b;
   b.Front(PrefillCommand{b.Make(1, 40, 1), EngineBench::Fresh(), 1, b.reader});
@@ -163,6 +164,7 @@ TEST(EngineCore, LayersOfAStepThatStillRunsArePostedWhenTheyAreReady) {
   EXPECT_EQ(b.transport.bytes_posted(), 3 * b.layout.BlockBytes(0));
 }
 
+// FF-016
 TEST(EngineCore, ACancelWhileBytesAreInFlightKeepsTheBlocksUntilTheyAreQuiesced) {
   EngineBench b({true, false});
   b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
@@ -419,6 +421,7 @@ TEST(EngineCore, NumericIdentitiesOfOneElementTypeMustBeEqual) {
   EXPECT_THAT(b.Last<PairHelloAnswer>().status.message(), testing::HasSubstr("numeric identities differ"));
 }
 
+// FF-042
 TEST(EngineCore, LayoutsWithoutAConverterAreRefusedByName) {
   EngineBench b({false, true});
   KvLayout theirs = b.layout;
@@ -575,6 +578,7 @@ TEST(EngineCore, ANewRoleGatesNewWorkAloneAndWhatHoldsBlocksRunsToItsEnd) {
   EXPECT_FALSE(b.runner.launched.empty()) << "it prefills now";
 }
 
+// FF-113
 TEST(EngineCore, AReportTellsBlocksTicketsPeersAndCountsOncePerSecond) {
   EngineBench b({false, true});
   b.Greet();
@@ -725,7 +729,8 @@ TEST(EngineCore, FF007_LateAndDoubledEventsOfWhatIsOverAreIgnoredOnTheWriter) {
 // FF-026: a reader whose clock is an hour, or a century, ahead of its writer's gives a request the time that is left,
 // and no lease ends early: only durations travel.
 TEST(EngineCore, FF026_AnotherMachinesClockDoesNotMatter) {
-  for (const Duration ahead : {Duration(0), Duration(std::chrono::hours(1)), Duration(std::chrono::hours(24 * 36525))}) {
+  for (const Duration ahead :
+       {Duration(0), Duration(std::chrono::hours(1)), Duration(std::chrono::hours(24 * 36525))}) {
     EngineBench b({false, true});
     b.now += ahead;
     b.Turn();
@@ -765,8 +770,14 @@ TEST(EngineCore, FF026_AnotherMachinesClockDoesNotMatter) {
 // FF-041: what would make every answer wrong is refused before a byte moves, in words that name both sides.
 TEST(EngineCore, FF041_AWriterThatDoesNotFitIsRefusedAtHello) {
   const std::vector<std::pair<std::string, std::function<void(PairHello*)>>> cases = {
-      {"weights differ", [](PairHello* h) { h->model.weights = {9, 9}; }},
-      {"numeric identities differ", [](PairHello* h) { h->numeric = {9, 9}; }},
+      {"weights differ",
+       [](PairHello* h) {
+         h->model.weights = {9, 9};
+       }},
+      {"numeric identities differ",
+       [](PairHello* h) {
+         h->numeric = {9, 9};
+       }},
       {"this worker speaks 1", [](PairHello* h) { h->protocol = 2; }},
       {"another incarnation", [](PairHello* h) { h->reader.incarnation.counter += 1; }},
   };
@@ -820,6 +831,134 @@ TEST(EngineCore, FF050_APromptBeyondPrefillsLimitNeverReachesDecode) {
   EXPECT_EQ(b.Told<ChildFailed>().size(), 2u);
   EXPECT_TRUE(b.dials.empty());
   EXPECT_TRUE(b.runner.launched.empty());
+}
+
+// FF-027: the reader has no room, ever. P asks again for a quarter of what is left of the deadline, then the front may
+// place anew; and at the deadline P's side is free whether somebody did or not.
+TEST(EngineCore, FF027_TheWaitForABusyReaderIsAPartOfTheDeadlineAndNoMore) {
+  EngineBench b({true, false});
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(seconds(2)), 1, b.reader});
+  b.AnswerDial();
+  const TimePoint start = b.now;
+  b.Finish(9);
+  size_t answered = 0;
+  while (b.Told<HandoffFailed>().empty() && b.now < start + seconds(3)) {
+    for (const auto reserves = b.Sent<Reserve>(); answered < reserves.size(); ++answered) {
+      b.FromReader(Busy{reserves[answered].child, 1, reserves[answered].attempt, milliseconds(20)});
+    }
+    b.now += milliseconds(5);
+    b.Turn();
+  }
+  EXPECT_GE(b.now - start, milliseconds(490));
+  EXPECT_LE(b.now - start, milliseconds(540));
+  ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<HandoffFailed>()[0].why, HandoffFailure::kBusyTooLong);
+  b.now = start + seconds(2);
+  b.Turn();
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+// FF-040, FF-042: KV of other heads, as a rank of two would have, of other layers, or laid out in another form.
+TEST(EngineCore, FF040_FF042_ALayoutOfOtherHeadsOrFormIsRefusedByBothNames) {
+  const std::vector<std::function<void(KvLayout*)>> cases = {
+      [](KvLayout* l) { l->groups[0].num_kv_heads /= 2; },  [](KvLayout* l) { l->groups[0].num_layers /= 2; },
+      [](KvLayout* l) { l->groups[0].head_dim *= 2; },      [](KvLayout* l) { l->groups.push_back(l->groups[0]); },
+      [](KvLayout* l) { l->tile = TileForm::kTokenMajor; },
+  };
+  for (const auto& change : cases) {
+    EngineBench b({false, true});
+    KvLayout theirs = b.layout;
+    change(&theirs);
+    b.Greet(theirs);
+    ASSERT_EQ(b.Sent<PairHelloAnswer>().size(), 1u);
+    const Status why = b.Last<PairHelloAnswer>().status;
+    EXPECT_EQ(why.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(why.message(), testing::HasSubstr(theirs.Describe()));
+    EXPECT_THAT(why.message(), testing::HasSubstr(b.layout.Describe()));
+    b.FromWriter(b.ReserveFor(b.Make(1, 48, 8), 1));
+    EXPECT_TRUE(b.Sent<Grant>().empty());
+  }
+}
+
+// A pair's older session is over before anything on the new one is read: its tickets are aborted, its connection is
+// closed, and the answer to the new Hello lists what is not free.
+TEST(EngineCore, AHelloClosesThePairsOlderSessionBeforeAnythingOnTheNewOneIsRead) {
+  constexpr LinkId kNewer{(uint64_t{1} << 63) + 2};
+  EngineBench b({false, true});
+  b.Greet();
+  b.FromWriter(b.ReserveFor(b.Make(1, 48, 8), 1));
+  const Grant old = b.Last<Grant>();
+  PairHello hello;
+  hello.writer = b.writer;
+  hello.reader = b.options.self.process;
+  hello.session = 2;
+  hello.model = b.options.model;
+  hello.layout = b.layout;
+  Commit commit;  // of the ticket of the session before, all of it right
+  commit.child = old.child;
+  commit.epoch = 1;
+  commit.ticket = old.ticket;
+  commit.progress = EngineBench::Fresh();
+  commit.progress.tokens = {{9, 0, {}}};
+  commit.token_count = 48;
+  const ChunkGrid grid(b.layout, {3});
+  for (ChunkIndex i = 0; i < grid.size(); ++i) {
+    b.transport.events.push_back(ChunkArrived{b.writer, old.ticket, i, 1, 50 + i});
+    commit.digests.push_back({i, 50 + i});
+  }
+  b.Turn();
+  // One turn finds the new connection, its Hello and what was sent behind it; the old one's end was not noticed yet.
+  b.to_peers.clear();
+  std::vector<EngineCommand> commands;
+  commands.emplace_back(LinkUp{kNewer, LinkKind::kPairReader});
+  commands.emplace_back(FromPeer{kNewer, hello});
+  commands.emplace_back(FromPeer{kNewer, commit});
+  commands.emplace_back(FromPeer{kNewer, b.ReserveFor(b.Make(2, 48, 8), 1)});
+  commands.emplace_back(FromPeer{EngineBench::kWriterLink, commit});  // still in the mailbox
+  b.Turn(&commands);
+  EXPECT_EQ(b.closed, std::vector<LinkId>{EngineBench::kWriterLink});
+  ASSERT_EQ(b.Sent<PairHelloAnswer>().size(), 1u);
+  EXPECT_EQ(b.Last<PairHelloAnswer>().open_tickets, std::vector<Ticket>{old.ticket});
+  ASSERT_EQ(b.Sent<CommitAnswer>().size(), 1u) << "what comes on the old connection is not read any more";
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kStaleTicket);
+  ASSERT_EQ(b.Sent<Grant>().size(), 1u);
+  EXPECT_NE(b.Last<Grant>().ticket, old.ticket);
+  EXPECT_TRUE(b.runner.launched.empty());
+  EXPECT_EQ(b.core->pool().counts(0).quarantined, 3u);
+  // The old connection's end, when it is noticed, is not the new session's.
+  b.Do(LinkDown{EngineBench::kWriterLink, UnavailableError("closed")});
+  commit.child = b.Last<Grant>().child;
+  commit.ticket = b.Last<Grant>().ticket;
+  for (ChunkIndex i = 0; i < grid.size(); ++i) {
+    b.transport.events.push_back(ChunkArrived{b.writer, commit.ticket, i, 1, 50 + i});
+  }
+  b.Turn();
+  b.Do(FromPeer{kNewer, commit});
+  EXPECT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+  EXPECT_FALSE(b.runner.launched.empty());
+}
+
+// The same when it is an older incarnation of the writer that is still connected, and not when it is a newer one.
+TEST(EngineCore, AHelloClosesSessionsOfOlderIncarnationsAndIsRefusedBesideANewerOne) {
+  constexpr LinkId kOther{(uint64_t{1} << 63) + 2};
+  for (const bool newer : {true, false}) {
+    EngineBench b({false, true});
+    b.Greet();
+    b.FromWriter(b.ReserveFor(b.Make(1, 48, 8), 1));
+    PairHello hello;
+    hello.writer = b.writer;
+    hello.writer.incarnation.counter += newer ? 1 : -1;
+    hello.reader = b.options.self.process;
+    hello.model = b.options.model;
+    hello.layout = b.layout;
+    b.Do(LinkUp{kOther, LinkKind::kPairReader});
+    b.Do(FromPeer{kOther, hello});
+    EXPECT_EQ(b.Last<PairHelloAnswer>().status.ok(), newer);
+    EXPECT_EQ(b.closed, std::vector<LinkId>{newer ? EngineBench::kWriterLink : kOther});
+    EXPECT_EQ(b.core->pool().counts(0).quarantined, newer ? 3u : 0u);
+    EXPECT_TRUE(b.Last<PairHelloAnswer>().open_tickets.empty()) << "the other's tickets are not its own";
+  }
 }
 
 }  // namespace

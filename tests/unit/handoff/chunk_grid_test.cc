@@ -16,6 +16,7 @@ KvLayout Layout(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block_to
   return layout;
 }
 
+// FF-030
 TEST(ChunkGridTest, EveryByteOfEveryMovingBlockIsCopiedExactlyOnce) {
   Rng rng(1);
   for (int round = 0; round < 300; ++round) {

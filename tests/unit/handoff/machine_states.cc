@@ -273,7 +273,7 @@ const Outcome& ReaderStates::Apply(uint32_t state, uint32_t event) {
 void ReaderStates::OnReserve(ReaderTickets* m, const Reserve& reserve, int writer, ReaderEvent kind, ReaderActions* out,
                              Outcome* outcome) const {
   const ProcessId& from = WriterId(writer);
-  if (const std::optional<PairMessage> recorded = m->Recorded(reserve)) {
+  if (const std::optional<PairMessage> recorded = m->Recorded(from, reserve)) {
     out->send.emplace_back(from, *recorded);
     return;
   }

@@ -253,7 +253,7 @@ struct World {
   }
   void ToReader(const PairMessage& m, ReaderActions* r) {
     if (const auto* reserve = std::get_if<Reserve>(&m)) {
-      if (auto answer = reader.Recorded(*reserve)) {
+      if (auto answer = reader.Recorded(writer_id, *reserve)) {
         to_writer.push_back(*answer);
         return;
       }

@@ -42,6 +42,7 @@ std::vector<Rank> Ranks(ParallelWidth width) {
   return ranks;
 }
 
+// FF-038, FF-039
 TEST(ShardPlanTest, EveryByteOfEveryRankComesOnceWhateverTheWidths) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     Rng rng(seed);
@@ -96,6 +97,7 @@ TEST(ShardPlanTest, EqualWidthsMoveAWholeBlockInOnePieceFromTheSameRank) {
   }
 }
 
+// FF-039
 TEST(ShardPlanTest, FourRanksIntoEightSendOnePieceABlock) {
   const KvLayout whole = Layout(80, 8);
   for (const Rank target : Ranks({8, 1})) {
@@ -105,6 +107,7 @@ TEST(ShardPlanTest, FourRanksIntoEightSendOnePieceABlock) {
   }
 }
 
+// FF-038
 TEST(ShardPlanTest, RanksThatHoldTheSameHeadShareTheBlocks) {
   const KvLayout whole = Layout(4, 2);  // 8 writers, 2 heads: four hold each
   for (const Rank source : Ranks({8, 1})) {

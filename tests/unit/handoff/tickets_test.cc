@@ -92,5 +92,35 @@ TEST(ReaderTicketsTest, ANoticeOfAPushBeforeMissingDoesNotCountForThePushAfterIt
   EXPECT_EQ(std::get<CommitAnswer>(out.send[out.send.size() - 2].second).verdict, CommitVerdict::kCorrupt);
 }
 
+// FF-025: D's slots are full for a minute, P is alive: no lease ends. P is silent: all of it ends a lease after its
+// last word, however much it has sent.
+TEST(ReaderTicketsTest, FF025_HeartbeatsKeepATicketHoweverLongAndSilenceEndsItWithinItsLease) {
+  using std::chrono::seconds;
+  for (const bool receiving : {false, true}) {
+    ReaderTickets reader(kReader.incarnation, {}, {});
+    ReaderActions out;
+    reader.Open(kWriter, TheReserve(), TheGrant(), 2, kNow, &out);
+    if (receiving) reader.OnChunk({kWriter, kTicket, 0, 1, 100}, kNow, &out);
+    TimePoint now = kNow;
+    for (int i = 0; i < 60; ++i) {
+      now += seconds(1);
+      reader.OnHeartbeat({"another", {7, 7}}, PairHeartbeat{{kTicket}}, now);
+      reader.OnHeartbeat(kWriter, PairHeartbeat{{kTicket, {kReader.incarnation, 0, 2}}}, now);
+      reader.Tick(now, &out);
+    }
+    EXPECT_TRUE(out.quarantined.empty());
+    const Duration lease = receiving ? ReaderOptions{}.receiving_lease : ReaderOptions{}.reserved_lease;
+    EXPECT_LE(reader.NextTimer(), now + ReaderOptions{}.reserved_lease);
+    // A lease that was long when nothing had come yet is not cut short by the first chunk.
+    const TimePoint end = std::max(now + lease, kNow + ReaderOptions{}.reserved_lease);
+    reader.OnHeartbeat({"another", {7, 7}}, PairHeartbeat{{kTicket}}, now + seconds(1));
+    reader.Tick(end - Duration(1), &out);
+    EXPECT_TRUE(out.quarantined.empty());
+    reader.Tick(end, &out);
+    EXPECT_EQ(out.quarantined, std::vector<Ticket>{kTicket});
+    EXPECT_EQ(reader.counters().lease_ends, 1u);
+  }
+}
+
 }  // namespace
 }  // namespace baton
