@@ -42,6 +42,7 @@ struct Split {
 };
 class SplitEqualsUnifiedTest : public ::testing::TestWithParam<Split> {};
 
+// FF-018, FF-029
 TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
   const auto& expected = UnifiedAnswers();
   Cluster cluster({.prefill = GetParam().prefill, .decode = GetParam().decode, .transport = GetParam().transport});
@@ -111,6 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SplitEqualsUnifiedTest,
                            return name;
                          });
 
+// FF-077
 TEST(SampledEqualityTest, SeedsAndLogprobsAreTheSameOnOneWorkerAndOnTwo) {
   ClientRequest request = GreedyIds(RandomPrompt(5, 70), 40);
   request.temperature = 0.9;

@@ -47,6 +47,7 @@ Answer AskAndDisturb(Cluster& cluster, const ClientRequest& request, size_t afte
 
 class DecodeDiesTest : public ::testing::TestWithParam<std::pair<int, const char*>> {};
 
+// FF-013
 TEST_P(DecodeDiesTest, InTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(21);
   const auto expected = Undisturbed(request);
@@ -69,6 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, DecodeDiesTest,
                            return std::to_string(info.param.first) + "D_" + (info.param.second + 4);
                          });
 
+// FF-008
 TEST(PrefillDiesTest, WithARequestInItsHandsAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(22);
   const auto expected = Undisturbed(request);
@@ -196,6 +198,7 @@ class StoppedWriter {
   bool caught_ = false;
 };
 
+// FF-023
 TEST(PrefillStopsTest, InTheMiddleOfATransferAndItsSupervisorKillsItSoThatBlocksReturn) {
   Cluster cluster(SlowPrefill());
   const size_t mark = cluster.Mark();
@@ -256,6 +259,7 @@ TEST(PrefillStopsTest, WhereNoSupervisorStartedItItIsLeftAloneAndOperatorsSeeIt)
   cluster.StopInOrder();
 }
 
+// FF-023, FF-117
 TEST(DecodeStopsTest, ForFiveSecondsInTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(23);
   const auto expected = Undisturbed(request);
@@ -278,6 +282,7 @@ TEST(DecodeStopsTest, ForFiveSecondsInTheMiddleOfAnAnswerAndTheAnswerIsTheSame) 
   cluster.StopInOrder();
 }
 
+// FF-024
 TEST(RouterDiesTest, OpenStreamsEndUnavailableWorkersAreIdleAgainAndARetryIsTheSame) {
   const ClientRequest request = LongRequest(24);
   const auto expected = Undisturbed(request);
@@ -297,6 +302,7 @@ TEST(RouterDiesTest, OpenStreamsEndUnavailableWorkersAreIdleAgainAndARetryIsTheS
   cluster.StopInOrder();
 }
 
+// FF-004
 TEST(ClientLeavesTest, InTheMiddleOfAnswersAndEveryBlockReturns) {
   Cluster cluster({.prefill = 1, .decode = 1});
   for (uint64_t i = 0; i < 12; ++i) {

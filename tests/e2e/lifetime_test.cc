@@ -37,6 +37,7 @@ double CpuSeconds(pid_t pid) {
   return (user + system) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
+// FF-112
 TEST(IdleTest, AnIdleClusterUsesAlmostNoCpu) {
   Cluster cluster({.prefill = 1, .decode = 1});
   ASSERT_TRUE(Ask(cluster.Client().get(), GreedyIds(RandomPrompt(1, 70), 20)).ok());
@@ -51,6 +52,7 @@ TEST(IdleTest, AnIdleClusterUsesAlmostNoCpu) {
   cluster.StopInOrder();
 }
 
+// FF-120, FF-121
 TEST(DrainTest, SigtermLetsRunningAnswersEndAndRefusesNewOnes) {
   for (const bool split : {false, true}) {
     Cluster cluster({.prefill = split ? 1 : 0, .decode = split ? 1 : 0});

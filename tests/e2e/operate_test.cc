@@ -98,6 +98,7 @@ class Load {
   std::map<std::string, uint64_t> used_;
 };
 
+// FF-123
 TEST(OperateTest, RolesTurnAndEveryWorkerIsReplacedUnderLoadAndNoAnswerIsLostOrOther) {
   Cluster cluster({.prefill = 1, .decode = 2});
   const auto client = cluster.Client();

@@ -58,6 +58,7 @@ TEST(SimWideTest, ThreeByThreeSurvivesKillsAndRestartsOnTheSameAddresses) {
   for (const char* name : {"p0", "p1", "p2", "d0", "d1", "d2"}) EXPECT_GT(c.used.count(name), 0u) << name;
 }
 
+// FF-014
 TEST(SimWideTest, ACutThatBlocksOneWayEndsNoRequestAndLeavesNothingBehind) {
   const ScenarioCounts c = RunAll(30, [](uint64_t seed) {
     ScenarioOptions o;
@@ -72,6 +73,7 @@ TEST(SimWideTest, ACutThatBlocksOneWayEndsNoRequestAndLeavesNothingBehind) {
   EXPECT_GT(c.done, 900u);
 }
 
+// FF-026
 TEST(SimWideTest, ClocksThatAreDaysApartAndDriftChangeNothing) {
   const auto scenario = [](bool apart) {
     return [apart](uint64_t) {
@@ -92,6 +94,7 @@ TEST(SimWideTest, ClocksThatAreDaysApartAndDriftChangeNothing) {
 }
 
 // Each of two workers prefills for the other and decodes for the other, in pools that a few requests fill.
+// FF-028
 TEST(SimWideTest, WorkersThatWaitForEachOthersBlocksDoNotWaitInACircle) {
   const ScenarioCounts c = RunAll(10, [](uint64_t seed) {
     ScenarioOptions o;
@@ -111,6 +114,7 @@ TEST(SimWideTest, WorkersThatWaitForEachOthersBlocksDoNotWaitInACircle) {
   EXPECT_GT(c.disaggregated, 100u);
 }
 
+// FF-120, FF-122
 TEST(SimWideTest, WorkersThatDrainOneAfterAnotherCostNoRequest) {
   const ScenarioCounts c = RunAll(20, [](uint64_t) {
     ScenarioOptions o;
@@ -127,6 +131,7 @@ TEST(SimWideTest, WorkersThatDrainOneAfterAnotherCostNoRequest) {
 }
 
 // What was posted under a ticket that ended meets only quarantine, however soon its blocks are wanted again.
+// FF-023
 TEST(SimWideTest, LateWritesLandInQuarantineOrNowhere) {
   const ScenarioCounts c = RunAll(30, [](uint64_t) {
     ScenarioOptions o;
@@ -164,6 +169,7 @@ TEST(SimWideTest, ALateBusyDoesNotMeetTheHandOffThatHasItsTicketByNow) {
   EXPECT_GT(c.busy, 300u);
 }
 
+// FF-001
 TEST(SimWideTest, ACancelMeetsReserveAndReady) {
   const ScenarioCounts c = RunAll(30, [](uint64_t) {
     ScenarioOptions o;

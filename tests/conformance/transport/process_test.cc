@@ -174,6 +174,7 @@ TEST_P(ProcessTest, ChunksCrossToAnotherProcessWithEqualDigests) {
   ExpectEachOnce(3);
 }
 
+// FF-009
 TEST_P(ProcessTest, AKilledReaderEndsEveryOpAndItsNextIncarnationIsReached) {
   StartHere("p");
   constexpr uint32_t kOps = 40;

@@ -176,6 +176,7 @@ TEST_P(TransportTest, ManyOpsInFlightAreEachReportedOnceAndEachNoticeComesAfterI
   for (const Quiesced& q : writer.All<Quiesced>()) EXPECT_TRUE(q.status.ok()) << q.status.ToString();
 }
 
+// FF-031
 TEST_P(TransportTest, AnEmptyChunkIsAnnounced) {
   Side& writer = Start("p");
   Side& reader = Start("d");
@@ -242,6 +243,7 @@ TEST_P(TransportTest, BothDirectionsBetweenTwoWorkersWork) {
   }
 }
 
+// FF-021
 TEST_P(TransportTest, CloseInTheMiddleReportsEveryOpThenSeveredAndTheSourceIsNoLongerRead) {
   constexpr uint64_t kBig = 32 << 20;
   constexpr uint32_t kOps = 24;
@@ -343,6 +345,7 @@ TEST_P(TransportTest, RetireOfAnUnknownTicketIsQuietAtOnce) {
   ASSERT_TRUE(reader.WaitFor<Quiet>(1));
 }
 
+// FF-149
 TEST_P(TransportTest, TicketsThatAreUnknownRetiredOrAnotherWritersAreDroppedAndCounted) {
   Side& writer = Start("p");
   Side& reader = Start("d");
@@ -375,6 +378,7 @@ TEST_P(TransportTest, TicketsThatAreUnknownRetiredOrAnotherWritersAreDroppedAndC
   ASSERT_TRUE(AllAre(reader.pool.first(131072), std::byte{0}));
 }
 
+// FF-149
 TEST_P(TransportTest, PiecesOutsideTheGrantedBlocksAreRefusedWithoutHarm) {
   Side& writer = Start("p");
   Side& reader = Start("d");
@@ -436,6 +440,7 @@ TEST_P(TransportTest, DamagedDescriptorsAreRefusedInWords) {
   Open(writer, reader);  // and the right one still works
 }
 
+// FF-022
 TEST_P(TransportTest, ADescriptorOfAWorkerThatIsGoneIsAnsweredWithAnError) {
   options_.open_timeout = std::chrono::seconds(1);
   Side& writer = Start("p");
@@ -447,6 +452,7 @@ TEST_P(TransportTest, ADescriptorOfAWorkerThatIsGoneIsAnsweredWithAnError) {
   EXPECT_FALSE(writer.All<PeerOpened>()[0].status.ok());
 }
 
+// FF-022
 TEST_P(TransportTest, ANewIncarnationIsReachedAfterTheOldOneWasClosed) {
   Side& writer = Start("p");
   Fill(writer.pool, 2);
@@ -468,6 +474,7 @@ TEST_P(TransportTest, ANewIncarnationIsReachedAfterTheOldOneWasClosed) {
   }
 }
 
+// FF-021
 TEST_P(TransportTest, AReaderThatGoesAwayEndsEveryOpOfItsWriters) {
   options_.op_timeout = std::chrono::seconds(1);
   Side& writer = Start("p", 32 << 20);
@@ -497,6 +504,7 @@ TEST_P(TransportTest, AWriterThatGoesAwayLeavesTheReaderAbleToRetire) {
   }
 }
 
+// FF-112
 TEST_P(TransportTest, AnIdleTransportCostsNoCpu) {
   Side& writer = Start("p");
   Side& reader = Start("d");

@@ -241,6 +241,7 @@ TEST_F(HostsTest, TheCableOfThePrefillingHostIsPulledAndThePromptIsComputedElsew
   EXPECT_EQ(again.ids, expected);
 }
 
+// FF-014
 TEST_F(HostsTest, TheCableBetweenRouterAndWorkersIsPulledAndTheRestartedClusterServes) {
   const ClientRequest request = LongRequest(4);
   const auto expected = Expected(request);

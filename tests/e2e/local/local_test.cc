@@ -266,6 +266,7 @@ std::vector<Told> RunUnified(const std::vector<RequestPtr>& requests, uint32_t k
 
 class LocalHandOffTest : public ::testing::TestWithParam<float> {};
 
+// FF-029
 TEST_P(LocalHandOffTest, GivesTheTokensAndLogprobsOfOneWorker) {
   const auto requests = MakeRequests(GetParam());
   const auto expected = RunUnified(requests, 8192);
@@ -327,6 +328,7 @@ TEST(LocalPressureTest, APoolThatIsTooSmallForAllChangesNoToken) {
   ExpectClean(&decode);
 }
 
+// FF-021
 TEST(LocalCancelTest, RequestsThatAreCancelledAnywhereLeaveNothingBehind) {
   LocalFabric fabric;
   Pump pump;

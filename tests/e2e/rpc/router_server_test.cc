@@ -122,6 +122,7 @@ TEST_F(RouterServerTest, AStreamBringsTheWorkersTokensInOrderAndThenItsReceipt) 
   EXPECT_EQ(answer.timings.prefill.queue, std::chrono::microseconds(123));
 }
 
+// FF-045
 TEST_F(RouterServerTest, CompleteGivesInOneAnswerWhatTheStreamGives) {
   StartRouter();
   StartWorker();
@@ -142,6 +143,7 @@ TEST_F(RouterServerTest, CompleteGivesInOneAnswerWhatTheStreamGives) {
   EXPECT_EQ(logprobs.at(0), 20u);
 }
 
+// FF-004, FF-127
 TEST_F(RouterServerTest, AClientThatGoesAwayFreesItsRequestOnTheWorker) {
   StartRouter();
   StartWorker(std::chrono::milliseconds(2));
@@ -153,6 +155,7 @@ TEST_F(RouterServerTest, AClientThatGoesAwayFreesItsRequestOnTheWorker) {
   EXPECT_TRUE(Eventually([&] { return router_->front().live() == 0; }));
 }
 
+// FF-129
 TEST_F(RouterServerTest, CancelByIdEndsTheStreamAndFreesTheWorker) {
   StartRouter();
   StartWorker(std::chrono::milliseconds(2));
@@ -170,6 +173,7 @@ TEST_F(RouterServerTest, CancelByIdEndsTheStreamAndFreesTheWorker) {
   EXPECT_EQ(client_->Cancel("mine").code(), Code::kNotFound);
 }
 
+// FF-126
 TEST_F(RouterServerTest, TheDeadlineOfTheCallReachesTheWorker) {
   StartRouter();
   StartWorker(std::chrono::milliseconds(5));
@@ -181,6 +185,7 @@ TEST_F(RouterServerTest, TheDeadlineOfTheCallReachesTheWorker) {
   EXPECT_TRUE(Eventually([&] { return router_->front().live() == 0; }));
 }
 
+// FF-128
 TEST_F(RouterServerTest, WhatIsWrongIsSaidWithACodeAWordAndTheRequestsName) {
   StartRouter();
   StartWorker();
@@ -270,6 +275,7 @@ class RawTest : public RouterServerTest {
   }
 };
 
+// FF-088, FF-154
 TEST_F(RawTest, OptionsThatDoNotWorkYetAreRefusedByName) {
   StartRouter();
   StartWorker();
@@ -301,6 +307,7 @@ TEST_F(RawTest, OptionsThatDoNotWorkYetAreRefusedByName) {
   }
 }
 
+// FF-125
 TEST_F(RawTest, WhatAClientSentIsNeverEchoedInALengthThatBreaksTheAnswer) {
   StartRouter();
   const auto stub = v1::Inference::NewStub(Channel());
@@ -353,6 +360,7 @@ TEST_F(RawTest, BytesThatAreNoRequestAreRefusedWithTheFieldThatIsWrong) {
   }
 }
 
+// FF-043
 TEST_F(RawTest, ASlowReaderGetsEverythingInFewerEvents) {
   RouterServerOptions options = TestOptions(&tokenizer_);
   options.stream_queue_events = 8;
@@ -383,6 +391,7 @@ TEST_F(RawTest, ASlowReaderGetsEverythingInFewerEvents) {
   EXPECT_LT(deltas, 1000u);
 }
 
+// FF-131
 TEST_F(RawTest, AClientThatReadsNothingForTheTimeoutIsCancelledAndItsWorkEnds) {
   RouterServerOptions options = TestOptions(&tokenizer_);
   options.stream_queue_events = 4;
@@ -402,6 +411,7 @@ TEST_F(RawTest, AClientThatReadsNothingForTheTimeoutIsCancelledAndItsWorkEnds) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+// FF-131
 TEST_F(RawTest, AClientForWhomTooManyBytesWaitGetsWhatWasWrittenAndThenTheLimit) {
   RouterServerOptions options = TestOptions(&tokenizer_);
   options.stream_queue_events = 8;
@@ -426,6 +436,7 @@ TEST_F(RawTest, AClientForWhomTooManyBytesWaitGetsWhatWasWrittenAndThenTheLimit)
   EXPECT_EQ(text, AnswerText(5, static_cast<uint32_t>(text.size()))) << "a prefix, without a hole";
 }
 
+// FF-119
 TEST_F(RawTest, HealthFollowsTheWorkersAndTheDrain) {
   const std::string serving = "\x08\x01", not_serving = "\x08\x02";
   StartRouter();
@@ -472,6 +483,7 @@ TEST_F(RouterServerTest, ADrainLetsWhatRunsFinishAndRefusesWhatComes) {
   EXPECT_EQ(router_->front().live(), 0u);
 }
 
+// FF-130
 TEST_F(RouterServerTest, AShutdownEndsOpenStreamsWithUnavailable) {
   StartRouter();
   StartWorker(std::chrono::milliseconds(5));
@@ -579,6 +591,7 @@ class Proxy {
   std::jthread thread_;
 };
 
+// FF-124
 TEST_F(RouterServerTest, ACutConnectionThatNobodyClosedIsNoticedByPingsAndMadeAnew) {
   StartRouter();
   Proxy proxy(router_->port());

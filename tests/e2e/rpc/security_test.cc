@@ -122,6 +122,7 @@ TEST_F(SecurityTest, AServerThatSpeaksNoTlsIsCalledThat) {
   EXPECT_THAT(status.message(), HasSubstr("does not speak TLS"));
 }
 
+// FF-156
 TEST_F(SecurityTest, EveryMethodOfInferenceAndClusterWantsAKeyAndHealthDoesNot) {
   StartRouter({}, kKey);
   const auto worker = Worker("unified-0", {});
@@ -376,6 +377,7 @@ TEST(PairSecurityTest, AWriterGivesItsKvToTheWorkerThatItWasToldAndToNoOther) {
   }
 }
 
+// FF-148
 TEST(PairSecurityTest, WhoIsNotOfTheClusterOpensNoPairSession) {
   Node reader(Ours().Issue(CertifiedRole::kDecode, "decode-0"));
   TlsPems foreign = Theirs().Issue(CertifiedRole::kPrefill, "prefill-0");

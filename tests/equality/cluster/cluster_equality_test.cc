@@ -87,6 +87,7 @@ Topology Unlike(uint32_t writes, uint32_t reads, const std::string& transport = 
 }
 class SameEverywhere : public testing::TestWithParam<Topology> {};
 
+// FF-020, FF-077, FF-080
 TEST_P(SameEverywhere, OneAtATimeAndAllAtOnce) {
   ClusterOptions options = GetParam().options;
   options.model = Model();
@@ -139,6 +140,7 @@ TEST(ClusterEqualityTest, ReferenceKernelsGiveTheSameBits) {
   ExpectEqual(answers, cluster.logits());
 }
 
+// FF-082, FF-097, FF-099
 TEST(ClusterEqualityTest, PreemptionChangesNothing) {
   InProcessCluster cluster({.model = Model(), .num_unified = 1, .pool_blocks = 14});
   const std::vector<Answer> answers = cluster.Ask(Workload());
@@ -147,6 +149,7 @@ TEST(ClusterEqualityTest, PreemptionChangesNothing) {
   EXPECT_GE(cluster.core("u0").counters().preemptions, 1u);
 }
 
+// FF-100
 TEST(ClusterEqualityTest, PreemptionOnTheDecodeSideChangesNothing) {
   std::vector<ClientRequest> requests;
   for (uint64_t i = 0; i < 8; ++i) requests.push_back(Make(17, 500 + i, 70));
@@ -161,6 +164,7 @@ TEST(ClusterEqualityTest, PreemptionOnTheDecodeSideChangesNothing) {
   EXPECT_GE(tight.core("d0").counters().preemptions, 1u);
 }
 
+// FF-018, FF-031, FF-035
 TEST(ClusterEqualityTest, AWarmReaderIsSentExactlyTheBlocksItLacks) {
   InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
   const ClientRequest request = Make(64, 77, 20);
@@ -297,6 +301,7 @@ TEST(ClusterEqualityTest, UnlikeElementTypesAreConvertedCloselyTheSameEveryTimeA
   }
 }
 
+// FF-046
 TEST(ClusterEqualityTest, AnAnswerOfOneTokenNeedsNoHandOff) {
   InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
   const Answer answer = cluster.Ask(Make(40, 9, 1));
@@ -306,6 +311,7 @@ TEST(ClusterEqualityTest, AnAnswerOfOneTokenNeedsNoHandOff) {
   EXPECT_EQ(cluster.core("d0").connector().counters().grants, 0u);
 }
 
+// FF-044
 TEST(ClusterEqualityTest, AnAnswerThatStopsAtItsFirstTokenEndsAtTheWriter) {
   InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
   ClientRequest request = Make(40, 10, 20);
@@ -316,6 +322,7 @@ TEST(ClusterEqualityTest, AnAnswerThatStopsAtItsFirstTokenEndsAtTheWriter) {
   EXPECT_EQ(stopped.reason, FinishReason::kStop);
 }
 
+// FF-015
 TEST(ClusterEqualityTest, LostAndTruncatedTransfersChangeNothing) {
   FaultRates faults;
   faults.notice_drop = 0.1;
@@ -333,6 +340,104 @@ TEST(ClusterEqualityTest, LostAndTruncatedTransfersChangeNothing) {
   uint64_t repushes = 0;
   for (const char* p : {"p0", "p1"}) repushes += cluster.core(p).connector().writer().counters().repushes;
   EXPECT_GT(repushes, 0u);
+}
+
+// ---- what users of other servers saw (tests/field_failures.md) ---------------------------------------
+
+// FF-030, FF-032: every prompt length up to six blocks, in chunks that are no multiple of a block, handed over while it
+// is computed, with one thread and with two.
+TEST(ClusterEqualityTest, FF030_FF032_EveryPromptLengthInChunksThatCutBlocks) {
+  std::vector<ClientRequest> requests;
+  for (uint32_t n = 1; n <= 100; ++n) requests.push_back(Make(n, 900 + n, 6));
+  InProcessCluster alone({.model = Model(), .num_unified = 1, .prefix_cache = false});
+  const std::vector<Answer> expected = alone.Ask(requests);
+  alone.Stop();
+  const uint64_t block = MakeKvLayout(alone.file().decoder(), 16, DType::kBF16).BlockBytes(0);
+  for (const int threads : {1, 2}) {
+    InProcessCluster cluster({.model = Model(),
+                              .num_prefill = 1,
+                              .num_decode = 1,
+                              .threads = threads,
+                              .pool_blocks = 1024,
+                              .max_step_tokens = 64,
+                              .max_prefill_tokens = 24,
+                              .prefix_cache = false});
+    const std::vector<Answer> answers = cluster.Ask(requests);
+    cluster.Stop();
+    for (uint32_t n = 1; n <= 100; ++n) {
+      const Answer& a = answers[n - 1];
+      EXPECT_TRUE(a.timings.disaggregated) << n << ": " << a.status.ToString();
+      EXPECT_EQ(a.tokens, expected[n - 1].tokens) << n;
+      EXPECT_EQ(a.logprobs, expected[n - 1].logprobs) << n;
+      EXPECT_EQ(a.timings.prefill.transfer_bytes, (n + 15) / 16 * block) << n << ": each block once, the last one too";
+    }
+  }
+}
+
+// FF-033: nothing the first time; then what P found in its cache, whole blocks, although D was sent less or more.
+TEST(ClusterEqualityTest, FF033_CachedTokensAreWhatThePrefillReused) {
+  InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  for (const uint32_t n : {10u, 48u, 70u}) {
+    const ClientRequest request = Make(n, 40 + n, 8);
+    EXPECT_EQ(cluster.Ask(request).usage.cached_tokens, 0u) << n;
+    const Answer again = cluster.Ask(request);
+    EXPECT_EQ(again.usage.cached_tokens, (n - 1) / 16 * 16) << "all but its last token, in whole blocks";
+    EXPECT_EQ(again.usage.prompt_tokens, n);
+  }
+}
+
+// FF-037: a prompt that says one phrase over and over and ends with the task, so that a block in the wrong place looks
+// right: cold and warm, on one worker and on two.
+TEST(ClusterEqualityTest, FF037_ARepetitivePromptIsAnsweredTheSameColdAndWarm) {
+  const auto ask = [](InProcessCluster* cluster) {
+    std::vector<Answer> answers;
+    for (int round = 0; round < 2; ++round) {
+      for (const int64_t task : {7, 8}) {
+        ClientRequest r = Make(1, 5, 24);
+        std::vector<int64_t> ids;
+        while (ids.size() < 296) ids.push_back(static_cast<int64_t>(20 + ids.size() % 20));
+        for (int64_t i = 0; i < 4; ++i) ids.push_back(task * 20 + i);
+        r.prompt = TokenPrompt{ids};
+        answers.push_back(cluster->Ask(r));
+      }
+    }
+    return answers;
+  };
+  InProcessCluster alone({.model = Model(), .num_unified = 1}),
+      split({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  InProcessCluster cold({.model = Model(), .num_unified = 1, .prefix_cache = false});
+  const std::vector<Answer> expected = ask(&cold), one = ask(&alone), two = ask(&split);
+  EXPECT_NE(expected[0].logprobs, expected[1].logprobs);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(one[i].tokens, expected[i].tokens);
+    EXPECT_EQ(two[i].tokens, expected[i].tokens);
+    EXPECT_EQ(one[i].logprobs, expected[i].logprobs);
+    EXPECT_EQ(two[i].logprobs, expected[i].logprobs);
+  }
+  EXPECT_EQ(two[3].usage.cached_tokens, 288u);
+}
+
+// FF-153: two tenants with salts of their own send one prompt. Neither P, nor D, nor the router knows that it is one;
+// each finds his own.
+TEST(ClusterEqualityTest, FF153_TenantsOfOtherSaltsShareNoPrefixAnywhere) {
+  InProcessCluster cluster({.model = Model(), .num_prefill = 1, .num_decode = 1});
+  ClientRequest request = Make(200, 3, 8);
+  const auto ask = [&](const std::string& salt) {
+    request.cache_salt = salt;
+    const Answer answer = cluster.Ask(request);
+    EXPECT_TRUE(answer.timings.disaggregated) << answer.status.ToString();
+    return answer;
+  };
+  const Answer first = ask("one");
+  for (const char* salt : {"two", "", "one "}) {
+    const Answer other = ask(salt);
+    EXPECT_EQ(other.usage.cached_tokens, 0u) << "at P";
+    EXPECT_EQ(other.timings.prefill.transfer_bytes, first.timings.prefill.transfer_bytes) << "at D";
+    EXPECT_EQ(other.tokens, first.tokens);
+  }
+  const Answer own = ask("one");
+  EXPECT_EQ(own.usage.cached_tokens, 192u);
+  EXPECT_LT(own.timings.prefill.transfer_bytes, first.timings.prefill.transfer_bytes / 10);
 }
 
 }  // namespace

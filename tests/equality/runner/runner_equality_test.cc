@@ -78,6 +78,7 @@ class EveryFormat : public testing::TestWithParam<const char*> {
   const std::string path_ = kTiny + GetParam();
 };
 
+// FF-080
 TEST_P(EveryFormat, ChunkingChangesNothing) {
   RunnerHarness harness(path_, AllRows());
   const Observed whole = RunAlone(&harness, Sampled(Prompt(kPrompt, 1), 3), 512);
@@ -122,6 +123,7 @@ Observed RunAmong(RunnerHarness* harness, RequestPtr request, uint32_t neighbour
   return run;
 }
 
+// FF-020, FF-081
 TEST_P(EveryFormat, NeighboursChangeNothing) {
   RunnerHarness harness(path_, AllRows());
   const Observed alone = RunAlone(&harness, Sampled(Prompt(kPrompt, 1), 3), 512);
@@ -159,6 +161,7 @@ INSTANTIATE_TEST_SUITE_P(Tiny, EveryFormat,
                            return name;
                          });
 
+// FF-032
 TEST(RunnerEquality, EveryPromptLengthUpToFourBlocksAndOneGivesPrefixesOfOneRun) {
   RunnerHarness harness(kTiny + "tiny-q4_1.gguf", AllRows());
   const auto prompt = Prompt(4 * 32 + 1, 9);

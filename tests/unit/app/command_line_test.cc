@@ -87,6 +87,7 @@ TEST_F(CommandLineTest, BadUsageEndsWithTwoAndOneClearLine) {
   ExpectRefused(Run({"up", kTiny, "--memory", "1MiB", "--state-dir", folder_.path()}), "does not fit");
 }
 
+// FF-146
 TEST_F(CommandLineTest, AMissingOrCorruptModelEndsWithTwoAndNamesTheFile) {
   const std::string corrupt = Write("corrupt.gguf", "GGUF this is not");
   const std::string cut = Write("cut.gguf", test::ReadWhole(kTiny).substr(0, 100'000));

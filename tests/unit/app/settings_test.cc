@@ -232,6 +232,7 @@ TEST(SettingsTest, RequireEncryptionRefusesWhatWouldReachAnotherMachineInTheClea
   EXPECT_EQ(refusal(kUp, true, {split[0], split[1], {"listen", "0.0.0.0:1"}}), "") << "workers meet on loopback";
 }
 
+// FF-156
 TEST(SettingsTest, AKeyIsNeverPrinted) {
   SettingsInput input = Input(kChat);
   SetEnvironment(&input, {{"BATON_API_KEY", "not-for-any-eye"}});
@@ -242,6 +243,7 @@ TEST(SettingsTest, AKeyIsNeverPrinted) {
   EXPECT_THAT(settings->Print(), HasSubstr("environment: BATON_API_KEY, not shown"));
 }
 
+// FF-148
 TEST(SettingsTest, AListenBeyondThisMachineNeedsTheOperatorsWord) {
   for (const char* address : {"0.0.0.0:1", "[::]:1", "192.168.0.1:1", "127.example.org:1", "example.org:1"}) {
     SettingsInput input = Input(kRouter);

@@ -68,6 +68,7 @@ TEST(Front, ARequestGoesToPrefillWithEpochOneAndTheDecodeWorkersAddress) {
   EXPECT_EQ(c.progress.deadline_remaining, seconds(7));
 }
 
+// FF-043
 TEST(Front, TheFirstTokenComesFromPrefillAndTheRestFromDecodeEachOnce) {
   Pair b;
   const ChildId child = b.Start(3);
@@ -125,6 +126,7 @@ TEST(Front, AnAnswerThatEndsWithItsFirstTokenEndsOnPrefill) {
   EXPECT_EQ(b.TextOf(b.client), "");
 }
 
+// FF-056
 TEST(Front, AStopStringEndsTheRequestOnEveryWorkerThatHoldsIt) {
   Pair b;
   ClientRequest r;
@@ -150,6 +152,7 @@ TEST(Front, AStopStringEndsTheRequestOnEveryWorkerThatHoldsIt) {
   EXPECT_EQ(b.Told<Done>(client)[0].usage.completion_tokens, 6u);
 }
 
+// FF-057
 TEST(Front, HeldBackTextIsShownAtTheEndAndTokenIdsAreNeverHeldBack) {
   Pair b;
   ClientRequest r;
@@ -185,6 +188,7 @@ TEST(Front, AnAnswerStartsWithStartedWhenTimingsAreAskedFor) {
   EXPECT_EQ(b.Told<Started>(client).size(), 1u) << "once, whatever happens later";
 }
 
+// FF-065
 TEST(Front, AChatIsRenderedByTheModelsTemplateAndABrokenOneIsTheClientsFault) {
   const auto chat = ChatTemplate::Parse(
       "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if "
@@ -224,6 +228,7 @@ Failed OnlyFailure(const FrontBench& b, ClientHandle client) {
   return failed.empty() ? Failed{} : failed[0];
 }
 
+// FF-047, FF-069, FF-076, FF-086, FF-089, FF-104, FF-141, FF-152, FF-155
 TEST(Front, EveryWrongFieldIsRefusedWithItsNameItsValueAndTheLimit) {
   struct Case {
     const char* names;
@@ -305,6 +310,7 @@ TEST(Front, EveryWrongFieldIsRefusedWithItsNameItsValueAndTheLimit) {
   }
 }
 
+// FF-052
 TEST(Front, ARequestThatNoPoolCouldEverHoldIsRefusedAtOnceAsNeverFits) {
   FrontBench b;
   WorkerHello small = HelloOf("w", true, true);
@@ -341,6 +347,7 @@ TEST(Front, TheSameRequestIdTwiceWhileLiveIsRefusedAndFreeAgainAfterwards) {
   EXPECT_TRUE(b.Told<Failed>(b.Submit(r)).empty());
 }
 
+// FF-095, FF-098
 TEST(Front, BeyondTheCreditsRequestsWaitAndBeyondTheQueueTheyAreRefused) {
   FrontOptions o = SmallOptions();
   o.limits.max_queued = 2;
@@ -364,6 +371,7 @@ TEST(Front, BeyondTheCreditsRequestsWaitAndBeyondTheQueueTheyAreRefused) {
   EXPECT_EQ(b.front.queued(), 1u);
 }
 
+// FF-104
 TEST(Front, AHigherPriorityLeavesTheQueueFirst) {
   FrontBench b;
   WorkerHello h = HelloOf("w", true, true);
@@ -393,6 +401,7 @@ TEST(Front, ADrainingFrontAdmitsNothingAndFinishesWhatLives) {
 
 // ---- cancel, deadline ---------------------------------------------------------------------------
 
+// FF-005
 TEST(Front, ACancelReachesBothWorkersAndTheClientHearsItOnce) {
   Pair b;
   const ChildId child = b.Start();
@@ -956,6 +965,7 @@ TEST(Front, ABrokenHelloIsRefusedForGoodWithItsValueAndTheLimitAndNeverReachesAr
   EXPECT_TRUE(b.out.close.empty()) << "one that does everything needs no peers";
 }
 
+// FF-117
 TEST(Front, AWorkerWithoutAHeartbeatForThreeSecondsIsHungAndItsEpochsEnd) {
   FrontBench b;
   const LinkId a = b.Up("a", true, true);

@@ -51,6 +51,7 @@ TEST(Gguf, AValueOfAnotherTypeOrAMissingKeyIsNamed) {
   EXPECT_EQ(*file->Unsigned("nowhere", 9), 9u);
 }
 
+// FF-143
 TEST(Gguf, AFileCutAtAnyByteIsRefused) {
   const Bytes bytes = Small().Finish();
   for (size_t n = 0; n < bytes.size(); ++n) {

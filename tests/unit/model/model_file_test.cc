@@ -81,6 +81,7 @@ TEST(ModelFile, AnUnknownFamilyIsRefusedWithTheOnesThatAreThere) {
   EXPECT_THAT(HfRefusal([](json* c) { (*c)["model_type"] = "qwen3"; }), HasSubstr("'qwen3'"));
 }
 
+// FF-144
 TEST(ModelFile, FeaturesThatWouldChangeTheAnswerAreRefusedByName) {
   struct Case {
     std::function<void(GgufWriter*)> add;
@@ -119,6 +120,7 @@ TEST(ModelFile, NumbersThatCannotBeAreRefused) {
   EXPECT_THAT(HfRefusal([](json* c) { (*c)["eos_token_id"] = {1, -4}; }), HasSubstr("-4"));
 }
 
+// FF-091, FF-147
 TEST(ModelFile, EndTokensComeFromBothConfigs) {
   TempFolder folder;
   const TinyCheckpoint checkpoint;

@@ -35,6 +35,7 @@ TEST(Safetensors, ReadsNamesTypesAndShapes) {
   EXPECT_EQ((*parsed)[1].view.data + 8, bytes.data() + bytes.size());
 }
 
+// FF-143
 TEST(Safetensors, AFileCutAtAnyByteIsRefused) {
   const Bytes bytes = Safetensors(Header(), Bytes(32));
   for (size_t n = 0; n < bytes.size(); ++n) {
@@ -43,6 +44,7 @@ TEST(Safetensors, AFileCutAtAnyByteIsRefused) {
   }
 }
 
+// FF-143
 TEST(Safetensors, AnyByteOfTheHeaderMayBeAnythingWithoutACrash) {
   const Bytes good = Safetensors(Header(), Bytes(32));
   size_t refused = 0;
@@ -56,6 +58,7 @@ TEST(Safetensors, AnyByteOfTheHeaderMayBeAnythingWithoutACrash) {
   EXPECT_GT(refused, good.size());
 }
 
+// FF-143
 TEST(Safetensors, WhatDoesNotAddUpIsRefusedWithTheTensorsName) {
   json header = Header();
   header["b"]["data_offsets"] = {20, 28};

@@ -69,6 +69,7 @@ void Survive(const std::string& bytes, int* refused, int* accepted) {
   ++*accepted;
 }
 
+// FF-148
 TEST(LinkCodec, BrokenBytesAreRefusedAndNeverCrash) {
   int refused = 0, accepted = 0;
   for (uint64_t seed = 0; seed < 20000; ++seed) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <utility>
 
 #include "base/rng.h"
 #include "baton/v1/cluster.pb.h"
@@ -97,6 +98,7 @@ TEST(RequestCodec, ARequestComesBackAsItWasAndAbsentIsNotZero) {
   }
 }
 
+// FF-132
 TEST(RequestCodec, AnEmptyMessageMeansTheDefaults) {
   const StatusOr<ClientRequest> request = FromWire(v1::GenerateRequest());
   ASSERT_TRUE(request.ok());
@@ -126,6 +128,7 @@ Delta RandomDelta(Rng* rng, uint32_t choice) {
   return delta;
 }
 
+// FF-043
 TEST(RequestCodec, MergedDeltasSayWhatTheSingleOnesSaid) {
   for (uint64_t seed = 0; seed < 500; ++seed) {
     Rng rng(seed);
@@ -237,6 +240,47 @@ TEST(RequestCodec, AClusterIsDescribedByNameOrder) {
   EXPECT_TRUE(q.stuck);
   EXPECT_TRUE(std::ranges::find(back.counters, std::pair<std::string, uint64_t>{"tokens_delivered", 12}) !=
               back.counters.end());
+}
+
+// FF-150: tickets, blocks, addresses, epochs: the API has no field for any of them. What a client sends under other
+// numbers, whatever it is, changes nothing.
+TEST(RequestCodec, FF150_FieldsThatTheApiDoesNotHaveChangeNothing) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    v1::GenerateRequest wire;
+    ToWire(RandomRequest(seed), &wire);
+    const std::string known = wire.SerializeAsString();
+    std::string more = known;
+    Rng rng(seed + 1);
+    const auto varint = [&](uint64_t v) {
+      for (; v >= 0x80; v >>= 7) more.push_back(static_cast<char>(v | 0x80));
+      more.push_back(static_cast<char>(v));
+    };
+    const auto* descriptor = v1::GenerateRequest::descriptor();
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t number = 1 + rng.Below(2000);
+      if (descriptor->FindFieldByNumber(static_cast<int>(number)) != nullptr) continue;
+      const bool text = rng.Chance(0.5);
+      varint(number << 3 | (text ? 2 : 0));
+      varint(text ? 5 : rng.Next());
+      if (text) more += "10.0.";
+    }
+    v1::GenerateRequest parsed;
+    ASSERT_TRUE(parsed.ParseFromString(more));
+    StatusOr<ClientRequest> plain = FromWire(wire), odd = FromWire(parsed);
+    ASSERT_TRUE(plain.ok() && odd.ok());
+    for (auto* bias : {&plain->logit_bias, &odd->logit_bias}) std::sort(bias->begin(), bias->end());
+    EXPECT_EQ(std::exchange(plain->logit_bias, {}), std::exchange(odd->logit_bias, {})) << "a map has no order";
+    v1::GenerateRequest a, b;
+    ToWire(*plain, &a);
+    ToWire(*odd, &b);
+    EXPECT_EQ(a.SerializeAsString(), b.SerializeAsString());
+  }
+  const auto* request = v1::GenerateRequest::descriptor();
+  for (int i = 0; i < request->field_count(); ++i) {
+    for (const char* internal : {"ticket", "block", "epoch", "address", "incarnation", "session"}) {
+      EXPECT_EQ(request->field(i)->name().find(internal), std::string::npos) << request->field(i)->name();
+    }
+  }
 }
 
 }  // namespace

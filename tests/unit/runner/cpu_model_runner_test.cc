@@ -118,6 +118,7 @@ TEST(CpuModelRunner, ATokenOutsideTheVocabularyFailsItsSequenceAndNoOther) {
   EXPECT_THAT(result.failed[0].why.message(), HasSubstr("token 290 at position 1"));
 }
 
+// FF-145
 TEST(CpuModelRunner, NonFiniteLogitsFailTheirSequenceInThisAndTheNextStepOnly) {
   // The embedding of token 5 is infinite, so whatever follows it is not a number.
   test::TempFolder folder;

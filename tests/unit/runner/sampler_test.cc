@@ -64,6 +64,7 @@ TEST(Sampler, TopKOfOneAndATinyTopPAreGreedyAtAnyTemperature) {
   }
 }
 
+// FF-082
 TEST(Sampler, TheDrawIsAFunctionOfSeedChoiceAndIndexAlone) {
   const auto logits = RandomLogits(300, 1);
   SamplerScratch used;
@@ -154,6 +155,7 @@ TEST(Sampler, TiesAtTheEdgeOfTopKGoToTheLowerIds) {
   EXPECT_EQ(seen, (std::set<TokenId>{0, 1}));
 }
 
+// FF-088
 TEST(Sampler, BiasIsAddedBeforeEverythingElseAndNotToTheLogprobs) {
   Request r = Greedy();
   r.sampling.logit_bias = {{0, 5.0f}, {3, -100.0f}, {1000, 7.0f}};
@@ -168,6 +170,7 @@ TEST(Sampler, BiasIsAddedBeforeEverythingElseAndNotToTheLogprobs) {
   EXPECT_EQ(SampleId({std::numeric_limits<float>::max(), 1e30f}, r), 0);  // both clamp to the largest: lower id
 }
 
+// FF-090
 TEST(Sampler, EndAndStopTokensCannotBeChosenBeforeMinTokens) {
   Request r = Greedy();
   r.stop.min_tokens = 2;
@@ -195,6 +198,7 @@ TEST(Sampler, WhenMinTokensForbidsEverythingTheSequenceFailsInWords) {
   EXPECT_FALSE(Sample({1, 2}, r).ok());
 }
 
+// FF-078
 TEST(Sampler, LogprobsAreTheLogSoftmaxOfTheRawRowMostLikelyFirst) {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const auto logits = RandomLogits(500, seed, 30);
@@ -222,6 +226,7 @@ TEST(Sampler, WithoutLogprobsNoneAreGivenAndMoreThanThereAreIsNoError) {
   EXPECT_EQ(Sample({1, 2}, r)->top.size(), 2u);
 }
 
+// FF-145
 TEST(Sampler, LogitsThatAreNotFiniteFailTheSequenceWithTheFirstBadId) {
   const float inf = std::numeric_limits<float>::infinity();
   for (const float bad : {inf, -inf, std::nanf("")}) {

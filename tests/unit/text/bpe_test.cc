@@ -54,6 +54,7 @@ TEST(BpeMerges, ShortAndLongWordsMergeAsTheDefinitionSays) {
   }
 }
 
+// FF-073
 TEST(BpeMerges, AMegabyteInOneWordCostsNLogNSteps) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     Rng rng(seed);
@@ -105,6 +106,7 @@ Ids Encode(const Tokenizer& t, const std::vector<TextSpan>& text, bool add_speci
   return ids;
 }
 
+// FF-062
 TEST(BpeTokenizer, ControlTokensComeFromTrustedTextAlone) {
   const auto t = Make();
   EXPECT_EQ(Encode(*t, {{"the<|end|> the", true}}), (Ids{257, kEnd, 258}));
@@ -154,6 +156,7 @@ TEST(BpeTokenizer, SpecialTokensHideUnlessAskedFor) {
   EXPECT_EQ(Encode(*t, {{"the", false}}, true), (Ids{kEnd, 257}));
 }
 
+// FF-073
 TEST(BpeTokenizer, EveryScalarValueComesBack) {
   const auto t = Make();
   for (uint32_t c = 0; c < 0x110000; ++c) {
@@ -169,6 +172,7 @@ TEST(BpeTokenizer, IllFormedTextIsEncodedAsReplacementCharacters) {
   EXPECT_EQ(Encode(*t, {{"a\xFF\xE4\xB8", false}, {"\xAD", false}}), Encode(*t, {{"a\uFFFD\uFFFD\uFFFD", false}}));
 }
 
+// FF-073
 TEST(BpeTokenizer, BytesWithoutATokenVanishOrBecomeTheUnknownToken) {
   BpeVocabulary v = Vocabulary();
   v.tokens['q'].clear();

@@ -33,6 +33,7 @@ std::string RandomText(Rng* rng, size_t most) {
   return out;
 }
 
+// FF-054, FF-055
 TEST(StopStrings, FindWhatANaiveSearchFindsHoweverTheTextIsCut) {
   size_t matches = 0;
   for (uint64_t seed = 0; seed < 50000; ++seed) {

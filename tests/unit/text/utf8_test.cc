@@ -76,6 +76,7 @@ TEST(Utf8, IllFormedSequencesBecomeOneReplacementPerMaximalSubpart) {
   EXPECT_EQ(Utf8Assembler::Whole("\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41"), r + r + r + r + "A");
 }
 
+// FF-045, FF-058, FF-059, FF-060
 TEST(Detokenizer, PiecesAreWholeCharactersAndJoinToTheDecodedWhole) {
   const Bytes tokenizer;
   size_t held_back = 0;
@@ -102,6 +103,7 @@ TEST(Detokenizer, PiecesAreWholeCharactersAndJoinToTheDecodedWhole) {
   EXPECT_GT(held_back, 10000u);
 }
 
+// FF-060
 TEST(Utf8Assembler, TheCutOfTheBytesChangesNothing) {
   for (uint64_t seed = 0; seed < 20000; ++seed) {
     Rng rng(seed);

@@ -39,6 +39,7 @@ TEST(VocabularyFromHf, ReadsWhatItKnows) {
   EXPECT_TRUE(v->added[0].control);
 }
 
+// FF-072
 TEST(VocabularyFromHf, RefusesEveryPartItDoesNotKnowByItsName) {
   EXPECT_EQ(Refusal({}), "accepted");
   EXPECT_EQ(Refusal({{"NORMALIZER", R"({"type": "Lowercase"})"}}),
@@ -115,6 +116,7 @@ TEST(VocabularyFromGguf, ReadsTypesMergesAndEnds) {
   EXPECT_TRUE(BpeTokenizer::Make(*v).ok());
 }
 
+// FF-072
 TEST(VocabularyFromGguf, RefusesByName) {
   GgufVocabulary gguf = Gguf();
   gguf.model = "llama";

@@ -207,6 +207,7 @@ class AdmissionTest : public testing::Test {
   std::vector<std::span<std::byte>> places_;
 };
 
+// FF-149
 TEST_F(AdmissionTest, ResolvesPiecesInsideTheBlocksOfTheRightWriterOnly) {
   table_.Admit(ticket_, writer_, {100, 500}, {100, 50});
   const TargetPiece inside[] = {{0, 100, 0}, {1, 1, 49}};
