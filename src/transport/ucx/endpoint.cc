@@ -35,7 +35,7 @@ void UcxEndpoint::Break(Status why) {
   if (error_.ok()) error_ = std::move(why);
 }
 
-void UcxEndpoint::Send(UcxMessage id, std::vector<std::byte> payload) {
+void UcxEndpoint::Send(LinkMessage id, std::vector<std::byte> payload) {
   if (broken() || closing_) return;
   auto message = std::make_unique<Message>(Message{this, std::move(payload)});
   ucp_request_param_t param{};

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "baton/status.h"
-#include "transport/ucx/messages.h"
+#include "transport/link_messages.h"
 
 namespace baton {
 
@@ -24,7 +24,7 @@ class UcxEndpoint {
   UcxEndpoint& operator=(const UcxEndpoint&) = delete;
 
   // Queues a control message; the payload lives here until UCX is done with it. Failure breaks the endpoint.
-  void Send(UcxMessage id, std::vector<std::byte> payload);
+  void Send(LinkMessage id, std::vector<std::byte> payload);
   // Brackets an operation of the owner whose callback has not run yet.
   void Hold() { ++outstanding_; }
   void Release() { --outstanding_; }

@@ -64,16 +64,16 @@ Status UcxEngine::Init() {
 
 Status UcxEngine::SetHandlers() {
   struct Handler {
-    UcxMessage id;
+    LinkMessage id;
     ucp_am_recv_callback_t callback;
     void* half;
   };
   const Handler handlers[] = {
-      {UcxMessage::kHello, &OnControl<UcxReader, &UcxReader::OnHello>, reader_.get()},
-      {UcxMessage::kAnswer, &OnControl<UcxWriter, &UcxWriter::OnAnswer>, writer_.get()},
-      {UcxMessage::kData, &OnData, reader_.get()},
-      {UcxMessage::kPlaced, &OnControl<UcxWriter, &UcxWriter::OnPlaced>, writer_.get()},
-      {UcxMessage::kNotice, &OnControl<UcxReader, &UcxReader::OnNotice>, reader_.get()},
+      {LinkMessage::kHello, &OnControl<UcxReader, &UcxReader::OnHello>, reader_.get()},
+      {LinkMessage::kAnswer, &OnControl<UcxWriter, &UcxWriter::OnAnswer>, writer_.get()},
+      {LinkMessage::kData, &OnData, reader_.get()},
+      {LinkMessage::kPlaced, &OnControl<UcxWriter, &UcxWriter::OnPlaced>, writer_.get()},
+      {LinkMessage::kNotice, &OnControl<UcxReader, &UcxReader::OnNotice>, reader_.get()},
   };
   for (const Handler& h : handlers) {
     ucp_am_handler_param_t param{};

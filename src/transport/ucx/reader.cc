@@ -52,11 +52,12 @@ UcxReader::Link* UcxReader::FindLink(uint64_t number) {
 }
 
 void UcxReader::OnHello(std::span<const std::byte> message) {
-  auto hello = UcxHello::Parse(message);
-  if (hello && hellos_.size() < options_.max_inbound_links) hellos_.push_back(*std::move(hello));
+  auto hello = LinkHello::Parse(message);
+  if (hello && !hello->address.empty() && hellos_.size() < options_.max_inbound_links)
+    hellos_.push_back(*std::move(hello));
 }
 
-Status UcxReader::CheckHello(const UcxHello& hello) const {
+Status UcxReader::CheckHello(const LinkHello& hello) const {
   if (hello.instance != instance_) {
     return FailedPreconditionError("the descriptor is of an earlier start of this worker; ask for the current one");
   }
@@ -66,7 +67,7 @@ Status UcxReader::CheckHello(const UcxHello& hello) const {
   return OkStatus();
 }
 
-void UcxReader::AcceptHello(const UcxHello& hello) {
+void UcxReader::AcceptHello(const LinkHello& hello) {
   if (links_.size() >= options_.max_inbound_links || links_.contains(hello.link)) return;
   auto endpoint = UcxEndpoint::Connect(context_->worker(), hello.address);
   if (!endpoint.ok()) return;  // the writer's deadline tells it
@@ -80,7 +81,7 @@ void UcxReader::AcceptHello(const UcxHello& hello) {
   link->number = hello.link;
   link->writer = hello.writer;
   link->endpoint = *std::move(endpoint);
-  link->endpoint->Send(UcxMessage::kAnswer, UcxAnswer{hello.link, status}.Encode());
+  link->endpoint->Send(LinkMessage::kAnswer, LinkAnswer{hello.link, status}.Encode());
   if (!status.ok()) link->endpoint->Close(UcxEndpoint::CloseMode::kFlush);
   links_.emplace(hello.link, std::move(link));
 }
@@ -107,11 +108,11 @@ bool UcxReader::closing_any() const {
 // ---- data ---------------------------------------------------------------------------------------
 
 void UcxReader::Answer(Link& link, OpId op, uint32_t part, Status status) {
-  link.endpoint->Send(UcxMessage::kPlaced, UcxPlaced{link.number, op, part, std::move(status)}.Encode());
+  link.endpoint->Send(LinkMessage::kPlaced, LinkPlaced{link.number, op, part, std::move(status)}.Encode());
 }
 
 ucs_status_t UcxReader::OnData(std::span<const std::byte> header, void* data, size_t bytes, bool rendezvous) {
-  const auto message = UcxData::Parse(header);
+  const auto message = LinkData::Parse(header);
   Link* link = message ? FindLink(message->link) : nullptr;
   if (link == nullptr) {
     Count(counters_->placements_refused);
@@ -149,7 +150,8 @@ ucs_status_t UcxReader::OnData(std::span<const std::byte> header, void* data, si
   return UCS_OK;
 }
 
-void UcxReader::Place(Link& link, const UcxData& data, std::span<const std::span<std::byte>> places, void* descriptor) {
+void UcxReader::Place(Link& link, const LinkData& data, std::span<const std::span<std::byte>> places,
+                      void* descriptor) {
   link.placements.push_front(std::make_unique<Placement>());
   Placement& placement = *link.placements.front();
   placement.reader = this;
@@ -212,7 +214,7 @@ void UcxReader::CutOverdue(TimePoint now) {
 // ---- notices ------------------------------------------------------------------------------------
 
 void UcxReader::OnNotice(std::span<const std::byte> message) {
-  const auto notice = UcxNotice::Parse(message);
+  const auto notice = LinkNotice::Parse(message);
   Link* link = notice ? FindLink(notice->link) : nullptr;
   auto digest = std::make_unique<Digest>();
   if (link == nullptr || digests_.size() >= kMaxDigests ||
@@ -240,7 +242,7 @@ bool UcxReader::DigestSlice() {
 
 bool UcxReader::Advance(TimePoint now) {
   bool did = !hellos_.empty();
-  for (const UcxHello& hello : std::exchange(hellos_, {})) AcceptHello(hello);
+  for (const LinkHello& hello : std::exchange(hellos_, {})) AcceptHello(hello);
   for (auto& [number, link] : links_) {
     if (link->endpoint->broken()) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
   }

@@ -49,10 +49,10 @@ class UcxReader {
   struct Digest;
 
   Link* FindLink(uint64_t number);
-  void AcceptHello(const UcxHello& hello);
-  Status CheckHello(const UcxHello& hello) const;
+  void AcceptHello(const LinkHello& hello);
+  Status CheckHello(const LinkHello& hello) const;
   void Answer(Link& link, OpId op, uint32_t part, Status status);
-  void Place(Link& link, const UcxData& data, std::span<const std::span<std::byte>> places, void* descriptor);
+  void Place(Link& link, const LinkData& data, std::span<const std::span<std::byte>> places, void* descriptor);
   void CutOverdue(TimePoint now);
   bool DigestSlice();
   static void OnPlacedData(void* request, ucs_status_t status, size_t bytes, void* user);
@@ -63,7 +63,7 @@ class UcxReader {
   const uint64_t instance_;
   AdmissionTable* const admissions_;
   AtomicTransportCounters* const counters_;
-  std::vector<UcxHello> hellos_;  // accepted outside of UCX's callbacks
+  std::vector<LinkHello> hellos_;  // accepted outside of UCX's callbacks
   std::map<uint64_t, std::unique_ptr<Link>> links_;
   std::deque<std::unique_ptr<Digest>> digests_;
   std::vector<std::pair<Ticket, TimePoint>> retired_;

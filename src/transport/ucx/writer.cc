@@ -137,13 +137,13 @@ Status UcxWriter::Connect(Link& link) {
     }
     link.mapped = static_cast<std::byte*>(mapped);
   }
-  const UcxHello hello{link.number, link.remote.instance, options_.self, link.mode, context_->address()};
-  link.endpoint->Send(UcxMessage::kHello, hello.Encode());
+  const LinkHello hello{link.number, link.remote.instance, options_.self, link.mode, context_->address()};
+  link.endpoint->Send(LinkMessage::kHello, hello.Encode());
   return OkStatus();
 }
 
 void UcxWriter::OnAnswer(std::span<const std::byte> message) {
-  const auto answer = UcxAnswer::Parse(message);
+  const auto answer = LinkAnswer::Parse(message);
   if (!answer) return;
   Link* link = FindLink(answer->link);
   if (link == nullptr || link->open) return;
@@ -327,7 +327,7 @@ bool UcxWriter::SendBatch(Link& link, Op& op) {
     return true;
   }
   auto batch = std::make_unique<Batch>();
-  UcxData header{link.number, op.post.ticket, op.post.op, static_cast<uint32_t>(op.batches.size()), {}};
+  LinkData header{link.number, op.post.ticket, op.post.op, static_cast<uint32_t>(op.batches.size()), {}};
   size_t last = op.next;
   while (last < op.pieces.size() && batch->iov.size() < kMaxBatchPieces && batch->bytes < kBatchBytes) {
     const CopyPiece& piece = op.pieces[last++];
@@ -353,7 +353,7 @@ bool UcxWriter::SendBatch(Link& link, Op& op) {
   param.user_data = batch.get();
   param.datatype = UCP_DATATYPE_IOV;
   param.flags = batch->bytes > kEagerBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-  void* request = ucp_am_send_nbx(link.endpoint->ep(), static_cast<unsigned>(UcxMessage::kData), batch->header.data(),
+  void* request = ucp_am_send_nbx(link.endpoint->ep(), static_cast<unsigned>(LinkMessage::kData), batch->header.data(),
                                   batch->header.size(), batch->iov.data(), batch->iov.size(), &param);
   if (UCS_PTR_IS_PTR(request)) {
     link.endpoint->Hold();
@@ -379,7 +379,7 @@ void UcxWriter::OnBatchSent(void* request, ucs_status_t status, void* user) {
 }
 
 void UcxWriter::OnPlaced(std::span<const std::byte> message) {
-  const auto placed = UcxPlaced::Parse(message);
+  const auto placed = LinkPlaced::Parse(message);
   if (!placed) return;
   Link* link = FindLink(placed->link);
   if (link == nullptr) return;
@@ -404,10 +404,10 @@ bool UcxWriter::ReapOps(Link& link) {
       continue;
     }
     if (op.status.ok()) {
-      UcxNotice notice{link.number, op.post.ticket, op.post.chunk, op.post.attempt, {}};
+      LinkNotice notice{link.number, op.post.ticket, op.post.chunk, op.post.attempt, {}};
       notice.pieces.reserve(op.pieces.size());
       for (const CopyPiece& p : op.pieces) notice.pieces.push_back(TargetOf(p));
-      link.endpoint->Send(UcxMessage::kNotice, notice.Encode());
+      link.endpoint->Send(LinkMessage::kNotice, notice.Encode());
       if (link.endpoint->broken()) break;  // it ends with the link
     }
     Report(op, op.status);

@@ -11,7 +11,7 @@
 #include "transport/fault_policy.h"
 #include "transport/pieces.h"
 #include "transport/ucx/descriptor.h"
-#include "transport/ucx/messages.h"
+#include "transport/link_messages.h"
 
 namespace baton {
 namespace {
@@ -141,24 +141,24 @@ TEST(Descriptor, RefusesEveryTruncationEveryFlippedBitAndRandomBytes) {
 TEST(Messages, ReadBackWhatTheyWroteAndNeverReadPastATruncation) {
   const Ticket ticket{{1, 2}, 3, 4};
   const std::vector<TargetPiece> pieces = {{1, 2, 3}, {4, 5, 6}};
-  const UcxHello hello{5, 6, {"p", {7, 8}}, TransferMode::kReceiverPosted, {std::byte{1}}};
-  const UcxAnswer answer{5, UnavailableError("no")};
-  const UcxData data{5, ticket, OpId{9}, 2, pieces};
-  const UcxPlaced placed{5, OpId{9}, 2, OkStatus()};
-  const UcxNotice notice{5, ticket, 10, 11, pieces};
+  const LinkHello hello{5, 6, {"p", {7, 8}}, TransferMode::kReceiverPosted, {std::byte{1}}};
+  const LinkAnswer answer{5, UnavailableError("no")};
+  const LinkData data{5, ticket, OpId{9}, 2, pieces};
+  const LinkPlaced placed{5, OpId{9}, 2, OkStatus()};
+  const LinkNotice notice{5, ticket, 10, 11, pieces};
 
-  const auto h = UcxHello::Parse(hello.Encode());
+  const auto h = LinkHello::Parse(hello.Encode());
   ASSERT_TRUE(h);
   EXPECT_EQ(h->writer, hello.writer);
   EXPECT_EQ(h->instance, 6u);
-  EXPECT_EQ(UcxAnswer::Parse(answer.Encode())->status, answer.status);
-  const auto d = UcxData::Parse(data.Encode());
+  EXPECT_EQ(LinkAnswer::Parse(answer.Encode())->status, answer.status);
+  const auto d = LinkData::Parse(data.Encode());
   ASSERT_TRUE(d);
   EXPECT_EQ(d->ticket, ticket);
   EXPECT_EQ(d->part, 2u);
   EXPECT_EQ(d->pieces[1].offset, 6u);
-  EXPECT_EQ(UcxPlaced::Parse(placed.Encode())->op, OpId{9});
-  const auto n = UcxNotice::Parse(notice.Encode());
+  EXPECT_EQ(LinkPlaced::Parse(placed.Encode())->op, OpId{9});
+  const auto n = LinkNotice::Parse(notice.Encode());
   ASSERT_TRUE(n);
   EXPECT_EQ(n->chunk, 10u);
   EXPECT_EQ(n->attempt, 11u);
@@ -170,22 +170,22 @@ TEST(Messages, ReadBackWhatTheyWroteAndNeverReadPastATruncation) {
     longer.push_back({});
     EXPECT_FALSE(parse(longer));
   };
-  each_prefix_fails(hello.Encode(), UcxHello::Parse);
-  each_prefix_fails(answer.Encode(), UcxAnswer::Parse);
-  each_prefix_fails(data.Encode(), UcxData::Parse);
-  each_prefix_fails(placed.Encode(), UcxPlaced::Parse);
-  each_prefix_fails(notice.Encode(), UcxNotice::Parse);
+  each_prefix_fails(hello.Encode(), LinkHello::Parse);
+  each_prefix_fails(answer.Encode(), LinkAnswer::Parse);
+  each_prefix_fails(data.Encode(), LinkData::Parse);
+  each_prefix_fails(placed.Encode(), LinkPlaced::Parse);
+  each_prefix_fails(notice.Encode(), LinkNotice::Parse);
 }
 
 TEST(Messages, RefuseMorePiecesThanTheirLimit) {
-  UcxData data{1, {}, OpId{1}, 0, std::vector<TargetPiece>(kMaxBatchPieces)};
-  EXPECT_TRUE(UcxData::Parse(data.Encode()));
+  LinkData data{1, {}, OpId{1}, 0, std::vector<TargetPiece>(kMaxBatchPieces)};
+  EXPECT_TRUE(LinkData::Parse(data.Encode()));
   data.pieces.emplace_back();
-  EXPECT_FALSE(UcxData::Parse(data.Encode()));
+  EXPECT_FALSE(LinkData::Parse(data.Encode()));
   data.pieces.clear();
-  EXPECT_FALSE(UcxData::Parse(data.Encode())) << "a data message without pieces";
-  UcxNotice notice{1, {}, 0, 1, std::vector<TargetPiece>(kMaxPiecesPerPost + 1)};
-  EXPECT_FALSE(UcxNotice::Parse(notice.Encode()));
+  EXPECT_FALSE(LinkData::Parse(data.Encode())) << "a data message without pieces";
+  LinkNotice notice{1, {}, 0, 1, std::vector<TargetPiece>(kMaxPiecesPerPost + 1)};
+  EXPECT_FALSE(LinkNotice::Parse(notice.Encode()));
 }
 
 // ---- admissions ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-#include "transport/ucx/messages.h"
+#include "transport/link_messages.h"
 
 #include "transport/wire.h"
 
@@ -53,9 +53,9 @@ std::optional<T> Checked(T value, const WireReader& in) {
 
 }  // namespace
 
-std::vector<std::byte> UcxHello::Encode() const {
+std::vector<std::byte> LinkHello::Encode() const {
   WireWriter out;
-  out.Put(kUcxProtocol);
+  out.Put(kLinkProtocol);
   out.Put(link);
   out.Put(instance);
   out.PutProcess(writer);
@@ -64,10 +64,10 @@ std::vector<std::byte> UcxHello::Encode() const {
   return out.Take();
 }
 
-std::optional<UcxHello> UcxHello::Parse(std::span<const std::byte> bytes) {
+std::optional<LinkHello> LinkHello::Parse(std::span<const std::byte> bytes) {
   WireReader in(bytes);
-  if (in.Get<uint16_t>() != kUcxProtocol) return std::nullopt;
-  UcxHello m;
+  if (in.Get<uint16_t>() != kLinkProtocol) return std::nullopt;
+  LinkHello m;
   m.link = in.Get<uint64_t>();
   m.instance = in.Get<uint64_t>();
   m.writer = in.GetProcess(kMaxProcessName);
@@ -75,27 +75,26 @@ std::optional<UcxHello> UcxHello::Parse(std::span<const std::byte> bytes) {
   if (mode > static_cast<uint8_t>(TransferMode::kReceiverPosted)) return std::nullopt;
   m.mode = static_cast<TransferMode>(mode);
   const auto address = in.GetBytes(kMaxAddress);
-  if (address.empty()) return std::nullopt;
   m.address.assign(address.begin(), address.end());
   return Checked(std::move(m), in);
 }
 
-std::vector<std::byte> UcxAnswer::Encode() const {
+std::vector<std::byte> LinkAnswer::Encode() const {
   WireWriter out;
   out.Put(link);
   PutStatus(out, status);
   return out.Take();
 }
 
-std::optional<UcxAnswer> UcxAnswer::Parse(std::span<const std::byte> bytes) {
+std::optional<LinkAnswer> LinkAnswer::Parse(std::span<const std::byte> bytes) {
   WireReader in(bytes);
-  UcxAnswer m;
+  LinkAnswer m;
   m.link = in.Get<uint64_t>();
   m.status = GetStatus(in);
   return Checked(std::move(m), in);
 }
 
-std::vector<std::byte> UcxData::Encode() const {
+std::vector<std::byte> LinkData::Encode() const {
   WireWriter out;
   out.Put(link);
   out.PutTicket(ticket);
@@ -105,9 +104,9 @@ std::vector<std::byte> UcxData::Encode() const {
   return out.Take();
 }
 
-std::optional<UcxData> UcxData::Parse(std::span<const std::byte> bytes) {
+std::optional<LinkData> LinkData::Parse(std::span<const std::byte> bytes) {
   WireReader in(bytes);
-  UcxData m;
+  LinkData m;
   m.link = in.Get<uint64_t>();
   m.ticket = in.GetTicket();
   m.op = static_cast<OpId>(in.Get<uint64_t>());
@@ -116,7 +115,7 @@ std::optional<UcxData> UcxData::Parse(std::span<const std::byte> bytes) {
   return Checked(std::move(m), in);
 }
 
-std::vector<std::byte> UcxPlaced::Encode() const {
+std::vector<std::byte> LinkPlaced::Encode() const {
   WireWriter out;
   out.Put(link);
   out.Put(Raw(op));
@@ -125,9 +124,9 @@ std::vector<std::byte> UcxPlaced::Encode() const {
   return out.Take();
 }
 
-std::optional<UcxPlaced> UcxPlaced::Parse(std::span<const std::byte> bytes) {
+std::optional<LinkPlaced> LinkPlaced::Parse(std::span<const std::byte> bytes) {
   WireReader in(bytes);
-  UcxPlaced m;
+  LinkPlaced m;
   m.link = in.Get<uint64_t>();
   m.op = static_cast<OpId>(in.Get<uint64_t>());
   m.part = in.Get<uint32_t>();
@@ -135,7 +134,7 @@ std::optional<UcxPlaced> UcxPlaced::Parse(std::span<const std::byte> bytes) {
   return Checked(std::move(m), in);
 }
 
-std::vector<std::byte> UcxNotice::Encode() const {
+std::vector<std::byte> LinkNotice::Encode() const {
   WireWriter out;
   out.Put(link);
   out.PutTicket(ticket);
@@ -145,9 +144,9 @@ std::vector<std::byte> UcxNotice::Encode() const {
   return out.Take();
 }
 
-std::optional<UcxNotice> UcxNotice::Parse(std::span<const std::byte> bytes) {
+std::optional<LinkNotice> LinkNotice::Parse(std::span<const std::byte> bytes) {
   WireReader in(bytes);
-  UcxNotice m;
+  LinkNotice m;
   m.link = in.Get<uint64_t>();
   m.ticket = in.GetTicket();
   m.chunk = in.Get<ChunkIndex>();
