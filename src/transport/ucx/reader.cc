@@ -8,8 +8,6 @@
 namespace baton {
 namespace {
 
-constexpr uint64_t kSliceBytes = 1 << 20;
-constexpr size_t kMaxDigests = 1 << 16;
 constexpr size_t kMaxPlacements = 4096;  // under way, per link
 
 }  // namespace
@@ -32,16 +30,14 @@ struct UcxReader::Link {
   std::list<std::unique_ptr<Placement>> placements;
 };
 
-struct UcxReader::Digest {
-  ChunkArrived arrival;
-  std::vector<std::span<std::byte>> places;
-  size_t next = 0;
-  StreamHash64 hash;
-};
-
 UcxReader::UcxReader(UcxContext* context, const UcxOptions& options, uint64_t instance, AdmissionTable* admissions,
                      AtomicTransportCounters* counters)
-    : context_(context), options_(options), instance_(instance), admissions_(admissions), counters_(counters) {}
+    : context_(context),
+      options_(options),
+      instance_(instance),
+      admissions_(admissions),
+      counters_(counters),
+      digests_(admissions, counters) {}
 UcxReader::~UcxReader() = default;
 
 // ---- links --------------------------------------------------------------------------------------
@@ -216,28 +212,8 @@ void UcxReader::CutOverdue(TimePoint now) {
 void UcxReader::OnNotice(std::span<const std::byte> message) {
   const auto notice = LinkNotice::Parse(message);
   Link* link = notice ? FindLink(notice->link) : nullptr;
-  auto digest = std::make_unique<Digest>();
-  if (link == nullptr || digests_.size() >= kMaxDigests ||
-      !admissions_->Begin(notice->ticket, link->writer, notice->pieces, &digest->places).ok()) {
-    Count(counters_->notices_dropped);
-    return;
-  }
-  digest->arrival = {link->writer, notice->ticket, notice->chunk, notice->attempt, 0};
-  digests_.push_back(std::move(digest));
-}
-
-bool UcxReader::DigestSlice() {
-  if (digests_.empty()) return false;
-  Digest& digest = *digests_.front();
-  for (uint64_t bytes = 0; digest.next < digest.places.size() && bytes < kSliceBytes; ++digest.next) {
-    digest.hash.Add(digest.places[digest.next]);
-    bytes += digest.places[digest.next].size();
-  }
-  if (digest.next < digest.places.size()) return true;
-  digest.arrival.digest = digest.hash.Digest();
-  admissions_->EndWithArrival(digest.arrival);
-  digests_.pop_front();
-  return true;
+  if (link == nullptr) return Count(counters_->notices_dropped);
+  digests_.Add(link->writer, *notice);
 }
 
 bool UcxReader::Advance(TimePoint now) {
@@ -248,7 +224,7 @@ bool UcxReader::Advance(TimePoint now) {
   }
   CutOverdue(now);
   std::erase_if(links_, [](auto& entry) { return entry.second->endpoint->Closed(); });
-  return DigestSlice() || did;
+  return digests_.Slice() || did;
 }
 
 bool UcxReader::Pending() const {

@@ -4,17 +4,16 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "base/hash.h"
 #include "baton/clock.h"
 #include "baton/kv_transport.h"
 #include "transport/admission_table.h"
 #include "transport/counters.h"
+#include "transport/digest_queue.h"
 #include "transport/ucx/context.h"
 #include "transport/ucx/endpoint.h"
 #include "transport/ucx/ucx_transport.h"
@@ -46,7 +45,6 @@ class UcxReader {
  private:
   struct Link;
   struct Placement;
-  struct Digest;
 
   Link* FindLink(uint64_t number);
   void AcceptHello(const LinkHello& hello);
@@ -54,7 +52,6 @@ class UcxReader {
   void Answer(Link& link, OpId op, uint32_t part, Status status);
   void Place(Link& link, const LinkData& data, std::span<const std::span<std::byte>> places, void* descriptor);
   void CutOverdue(TimePoint now);
-  bool DigestSlice();
   static void OnPlacedData(void* request, ucs_status_t status, size_t bytes, void* user);
   void FinishPlacement(Placement& placement, const Status& status);
 
@@ -65,7 +62,7 @@ class UcxReader {
   AtomicTransportCounters* const counters_;
   std::vector<LinkHello> hellos_;  // accepted outside of UCX's callbacks
   std::map<uint64_t, std::unique_ptr<Link>> links_;
-  std::deque<std::unique_ptr<Digest>> digests_;
+  DigestQueue digests_;
   std::vector<std::pair<Ticket, TimePoint>> retired_;
 };
 

@@ -1,5 +1,5 @@
 // Two processes: what must hold when one of them is killed, stopped or replaced. The peer is exec'ed, never forked
-// from a process that uses UCX.
+// from a process that uses UCX or gRPC.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ constexpr uint64_t kPool = 32 << 20;
 
 class PeerProcess {
  public:
-  PeerProcess(const std::string& name, uint64_t counter, const std::string& tls, int fill) : id_{name, {counter, 77}} {
+  PeerProcess(const std::string& name, uint64_t counter, Kind kind, int fill) : id_{name, {counter, 77}} {
     int to[2], from[2];
     EXPECT_EQ(pipe2(to, O_CLOEXEC), 0);
     EXPECT_EQ(pipe2(from, O_CLOEXEC), 0);
@@ -29,8 +29,12 @@ class PeerProcess {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to[0], 0);
     posix_spawn_file_actions_adddup2(&actions, from[1], 1);
-    std::vector<std::string> args = {BATON_TRANSPORT_PEER, name, std::to_string(counter), tls, std::to_string(kPool),
-                                     std::to_string(fill)};
+    std::vector<std::string> args = {
+        BATON_TRANSPORT_PEER, name, std::to_string(counter), Word(kind), std::to_string(kPool), std::to_string(fill)};
+    if (kind == Kind::kGrpcTls) {
+      const TlsPems tls = CredentialsOf(name);
+      for (const std::string& pem : {tls.ca, tls.certificate, tls.key}) args.push_back(pem);
+    }
     std::vector<char*> argv;
     for (std::string& a : args) argv.push_back(a.data());
     argv.push_back(nullptr);
@@ -86,6 +90,8 @@ class PeerProcess {
   const ProcessId& id() const { return id_; }
 
  private:
+  static std::string Word(Kind kind) { return kind == Kind::kUcxShm ? "shm" : kind == Kind::kUcxTcp ? "tcp" : "grpc"; }
+
   const ProcessId id_;
   pid_t pid_ = 0;
   int in_ = -1, out_ = -1;
@@ -104,7 +110,6 @@ std::string HexOf(std::span<const std::byte> bytes) {
 
 class ProcessTest : public testing::TestWithParam<Kind> {
  protected:
-  std::string tls() const { return GetParam() == Kind::kUcxShm ? "shm" : "tcp"; }
   bool one_sided() const { return GetParam() == Kind::kUcxShm; }
   void StartHere(const std::string& name) {
     here_.id = {name, {1, 5}};
@@ -157,7 +162,7 @@ class ProcessTest : public testing::TestWithParam<Kind> {
 };
 
 TEST_P(ProcessTest, ChunksCrossToAnotherProcessWithEqualDigests) {
-  PeerProcess reader("d", 1, tls(), 0);
+  PeerProcess reader("d", 1, GetParam(), 0);
   StartHere("p");
   Fill(here_.pool, 12);
   OpenFromHere(reader);
@@ -179,7 +184,7 @@ TEST_P(ProcessTest, AKilledReaderEndsEveryOpAndItsNextIncarnationIsReached) {
   StartHere("p");
   constexpr uint32_t kOps = 40;
   for (uint64_t round = 1; round <= 3; ++round) {
-    PeerProcess reader("d", round, tls(), 0);
+    PeerProcess reader("d", round, GetParam(), 0);
     OpenFromHere(reader);
     const size_t before = here_.All<Quiesced>().size();
     AdmitAt(reader);
@@ -199,7 +204,7 @@ TEST_P(ProcessTest, AKilledReaderEndsEveryOpAndItsNextIncarnationIsReached) {
 TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
   StartHere("d");
   for (uint64_t round = 1; round <= 3; ++round) {
-    PeerProcess writer("p", round, tls(), 0x5A);
+    PeerProcess writer("p", round, GetParam(), 0x5A);
     ASSERT_NE(writer.Expect("descriptor"), "");
     OpenToHere(writer);
     const Ticket slot{here_.id.incarnation, static_cast<uint32_t>(round), 1};
@@ -224,7 +229,7 @@ TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
 TEST_P(ProcessTest, WritersKilledInTheMiddleOfTheirNoticesDoNotDeafenTheReader) {
   StartHere("d");
   for (uint32_t round = 1; round <= 60; ++round) {
-    PeerProcess writer("p", round, tls(), 0x5A);
+    PeerProcess writer("p", round, GetParam(), 0x5A);
     ASSERT_NE(writer.Expect("descriptor"), "");
     OpenToHere(writer);
     const Ticket ticket{here_.id.incarnation, round, 1};
@@ -243,7 +248,7 @@ TEST_P(ProcessTest, WritersKilledInTheMiddleOfTheirNoticesDoNotDeafenTheReader) 
 
 TEST_P(ProcessTest, AStoppedReaderCannotHoldAWriterBeyondTheDeadline) {
   options_.op_timeout = std::chrono::milliseconds(500);
-  PeerProcess reader("d", 1, tls(), 0);
+  PeerProcess reader("d", 1, GetParam(), 0);
   StartHere("p");
   OpenFromHere(reader);
   AdmitAt(reader);
@@ -263,7 +268,7 @@ TEST_P(ProcessTest, AStoppedReaderCannotHoldAWriterBeyondTheDeadline) {
 
 TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
   options_.retire_timeout = std::chrono::milliseconds(200);
-  PeerProcess writer("p", 1, tls(), 0x5A);
+  PeerProcess writer("p", 1, GetParam(), 0x5A);
   ASSERT_NE(writer.Expect("descriptor"), "");
   StartHere("d");
   OpenToHere(writer);
@@ -289,7 +294,7 @@ TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ProcessTest, testing::Values(Kind::kUcxShm, Kind::kUcxTcp),
+INSTANTIATE_TEST_SUITE_P(Every, ProcessTest, testing::Values(Kind::kUcxShm, Kind::kUcxTcp, Kind::kGrpcTls),
                          [](const auto& info) { return KindName(info.param); });
 
 }  // namespace

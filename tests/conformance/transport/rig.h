@@ -16,13 +16,15 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "support/certificates.h"
 #include "transport/fake/fake_transport.h"
+#include "transport/grpc/grpc_transport.h"
 #include "transport/local/local_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace baton {
 
-enum class Kind { kLocal, kFake, kUcxShm, kUcxTcp, kUcxAuto };
+enum class Kind { kLocal, kFake, kUcxShm, kUcxTcp, kUcxAuto, kGrpc, kGrpcTls };
 
 inline std::string KindName(Kind kind) {
   switch (kind) {
@@ -36,6 +38,10 @@ inline std::string KindName(Kind kind) {
       return "UcxTcp";
     case Kind::kUcxAuto:
       return "UcxAuto";
+    case Kind::kGrpc:
+      return "Grpc";
+    case Kind::kGrpcTls:
+      return "GrpcTls";
   }
   return "?";
 }
@@ -102,6 +108,25 @@ struct Side {
   }
 };
 
+// What a worker of that name shows, from the one CA of this test run.
+inline TlsPems CredentialsOf(const std::string& name, CertifiedRole role = CertifiedRole::kUnified) {
+  static const test::TestAuthority authority;
+  return authority.Issue(role, name);
+}
+
+inline std::unique_ptr<KvTransport> MakeGrpc(const ProcessId& id, TestWaker* waker, TlsPems tls,
+                                             const UcxOptions& base = {}) {
+  GrpcOptions options;
+  options.self = id;
+  options.tls = std::move(tls);
+  options.op_timeout = base.op_timeout;
+  options.open_timeout = base.open_timeout;
+  options.max_in_flight_bytes = std::min(options.max_in_flight_bytes, base.max_in_flight_bytes);
+  auto made = GrpcTransport::Create(options, waker);
+  EXPECT_TRUE(made.ok()) << made.status().ToString();
+  return made.ok() ? *std::move(made) : nullptr;
+}
+
 inline std::unique_ptr<KvTransport> MakeKind(Kind kind, const LocalFabric& fabric, const ProcessId& id,
                                              TestWaker* waker, const UcxOptions& base = {}) {
   if (kind == Kind::kLocal) return std::make_unique<LocalTransport>(fabric, LocalOptions{id}, waker);
@@ -109,6 +134,8 @@ inline std::unique_ptr<KvTransport> MakeKind(Kind kind, const LocalFabric& fabri
     return std::make_unique<FakeTransport>(std::make_unique<LocalTransport>(fabric, LocalOptions{id}, waker),
                                            FaultPolicy(1, {}), waker);
   }
+  if (kind == Kind::kGrpc) return MakeGrpc(id, waker, {}, base);
+  if (kind == Kind::kGrpcTls) return MakeGrpc(id, waker, CredentialsOf(id.name), base);
   UcxOptions options = base;
   options.self = id;
   options.net_devices = "lo";
@@ -121,6 +148,7 @@ inline std::unique_ptr<KvTransport> MakeKind(Kind kind, const LocalFabric& fabri
 inline TransportCounters CountersOf(KvTransport& t) {
   if (auto* local = dynamic_cast<LocalTransport*>(&t)) return local->counters();
   if (auto* fake = dynamic_cast<FakeTransport*>(&t)) return CountersOf(fake->inner());
+  if (auto* grpc = dynamic_cast<GrpcTransport*>(&t)) return grpc->counters();
   return dynamic_cast<UcxTransport&>(t).counters();
 }
 

@@ -1,5 +1,5 @@
-// A worker in a process of its own, for the tests that kill or stop one: a UCX transport driven by lines on stdin,
-// its events as lines on stdout. usage: transport_peer NAME COUNTER TLS POOL_BYTES SEED
+// A worker in a process of its own, for the tests that kill or stop one: a transport driven by lines on stdin, its
+// events as lines on stdout. usage: transport_peer NAME COUNTER shm|tcp|grpc POOL_BYTES FILL [CA CERTIFICATE KEY]
 //   open NAME COUNTER RANDOM DESCRIPTOR   admit SLOT WRITER COUNTER RANDOM BYTES   retire SLOT
 //   post OP SLOT NAME COUNTER RANDOM INCARNATION_RANDOM BYTES    (source 0 to block 0; reader's incarnation named)
 #include <poll.h>
@@ -16,6 +16,7 @@
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "transport/grpc/grpc_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace baton {
@@ -56,7 +57,7 @@ ProcessId ReadProcess(std::istream& in) {
 struct Peer {
   ProcessId self;
   EventFdWaker waker;
-  std::unique_ptr<UcxTransport> transport;
+  std::unique_ptr<KvTransport> transport;
   std::span<std::byte> pool;
 
   void Command(const std::string& line) {
@@ -132,14 +133,26 @@ struct Peer {
   }
 };
 
-int Main(char** argv) {
+StatusOr<std::unique_ptr<KvTransport>> Make(Peer& peer, const std::string& kind, TlsPems tls) {
+  if (kind == "grpc") {
+    GrpcOptions options;
+    options.self = peer.self;
+    options.tls = std::move(tls);
+    BATON_ASSIGN_OR_RETURN(auto grpc, GrpcTransport::Create(std::move(options), &peer.waker));
+    return std::unique_ptr<KvTransport>(std::move(grpc));
+  }
+  UcxOptions options;
+  options.self = peer.self;
+  options.tls = kind;
+  BATON_ASSIGN_OR_RETURN(auto ucx, UcxTransport::Create(std::move(options), &peer.waker));
+  return std::unique_ptr<KvTransport>(std::move(ucx));
+}
+
+int Main(char** argv, TlsPems tls) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // nothing outlives the test
   Peer peer;
   peer.self = {argv[1], {std::stoull(argv[2]), 77}};
-  UcxOptions options;
-  options.self = peer.self;
-  options.tls = argv[3];
-  auto transport = UcxTransport::Create(options, &peer.waker);
+  auto transport = Make(peer, argv[3], std::move(tls));
   if (!transport.ok()) return std::cerr << transport.status().ToString() << '\n', 1;
   peer.transport = *std::move(transport);
   auto pool = peer.transport->AllocatePool(std::stoull(argv[4]));
@@ -154,4 +167,7 @@ int Main(char** argv) {
 }  // namespace
 }  // namespace baton
 
-int main(int argc, char** argv) { return argc == 6 ? baton::Main(argv) : 2; }
+int main(int argc, char** argv) {
+  if (argc == 6) return baton::Main(argv, {});
+  return argc == 9 ? baton::Main(argv, {argv[6], argv[7], argv[8]}) : 2;
+}

@@ -551,7 +551,8 @@ TEST(UcxOptionsTest, TransportsWithNothingInCommonSaySo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, TransportTest,
-                         testing::Values(Kind::kLocal, Kind::kFake, Kind::kUcxShm, Kind::kUcxTcp, Kind::kUcxAuto),
+                         testing::Values(Kind::kLocal, Kind::kFake, Kind::kUcxShm, Kind::kUcxTcp, Kind::kUcxAuto,
+                                         Kind::kGrpc, Kind::kGrpcTls),
                          [](const auto& info) { return KindName(info.param); });
 
 }  // namespace
