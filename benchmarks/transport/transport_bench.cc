@@ -15,12 +15,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <mutex>
 #include <thread>
 
 #include "base/hash.h"
 #include "base/rng.h"
+#include "credentials/issue.h"
+#include "transport/grpc/grpc_transport.h"
 #include "transport/local/local_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -116,6 +119,16 @@ class Pinned {
   cpu_set_t before_;
 };
 
+// Of one authority of this run.
+TlsPems CredentialsOf(const std::string& name) {
+  static const Validity now{std::time(nullptr) - 3600, std::time(nullptr) + 3600};
+  static const auto authority = MakeAuthority("transport_bench", now);
+  if (!authority.ok()) Die(authority.status());
+  const auto own = IssueCertificate(*authority, {CertifiedRole::kUnified, name}, {}, now);
+  if (!own.ok()) Die(own.status());
+  return {authority->certificate, own->certificate, own->key};
+}
+
 class Pair {
  public:
   Pair(const std::string& kind) {
@@ -124,6 +137,13 @@ class Pair {
       w->id = {w == &writer_ ? "p" : "d", {1, 1}};
       if (kind == "local") {
         w->transport = std::make_unique<LocalTransport>(fabric_, LocalOptions{w->id}, &w->waker);
+      } else if (kind == "grpc" || kind == "grpc-plain") {
+        GrpcOptions options;
+        options.self = w->id;
+        if (kind == "grpc") options.tls = CredentialsOf(w->id.name);
+        auto made = GrpcTransport::Create(options, &w->waker);
+        if (!made.ok()) Die(made.status());
+        w->transport = *std::move(made);
       } else {
         UcxOptions options;
         options.self = w->id;
@@ -258,39 +278,39 @@ double CpuSeconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-void Bandwidth(Pair& local, Pair& shm, Pair& tcp, int rounds) {
+struct Path {
+  const char* name;
+  Pair* pair;
+  bool network;  // compared with raw TCP, else with memcpy
+  std::vector<double> there, digested;
+};
+
+void Bandwidth(std::vector<Path> paths, int rounds) {
   std::vector<std::byte> a(kRound, std::byte{1}), b(kRound, std::byte{2});
   RawTcp raw;
   std::printf("64 MiB a round in 8 chunks, GB/s, median of %d alternating rounds\n", rounds);
-  std::printf("complete at the target, and digested there too; x: of memcpy, for ucx tcp of raw tcp\n");
-  std::printf("%9s %7s %24s %24s %8s %24s\n", "piece", "memcpy", "local", "ucx shm", "raw tcp", "ucx tcp");
+  std::printf("complete at the target, and digested there too; x: of memcpy, over a network of raw tcp\n");
+  std::printf("%9s %-11s %15s %15s\n", "piece", "", "complete", "digested too");
   for (uint64_t piece : {uint64_t{1} << 20, uint64_t{64} << 10, uint64_t{16} << 10, uint64_t{8} << 10}) {
     const Plan plan = ScatteredPlan(kRound, piece, piece);
-    std::vector<double> memory, wire, there[3], digested[3];
-    for (int i = 0; i < rounds + 2; ++i) {
-      if (i == 2) {  // two rounds warmed up
-        for (auto* v : {&memory, &wire, &there[0], &there[1], &there[2], &digested[0], &digested[1], &digested[2]}) {
-          v->clear();
-        }
-      }
-      memory.push_back(Memcpy(plan, a, b));
-      wire.push_back(raw.Send(plan, a, b));
-      Pair* pairs[] = {&local, &shm, &tcp};
-      for (int k = 0; k < 3; ++k) {
-        const Pair::Seconds s = pairs[k]->Send(plan, 8, 0);
-        there[k].push_back(s.quiesced);
-        digested[k].push_back(s.arrived);
+    std::vector<double> memory, wire;
+    for (Path& path : paths) path.there.clear(), path.digested.clear();
+    for (int i = -2; i < rounds; ++i) {  // two rounds warm up
+      const double copied = Memcpy(plan, a, b), sent = raw.Send(plan, a, b);
+      if (i >= 0) memory.push_back(copied), wire.push_back(sent);
+      for (Path& path : paths) {
+        const Pair::Seconds s = path.pair->Send(plan, 8, 0);
+        if (i >= 0) path.there.push_back(s.quiesced), path.digested.push_back(s.arrived);
       }
     }
     const auto rate = [](const std::vector<double>& v) { return kRound / Quantile(v, 0.5) / 1e9; };
-    std::printf("%5lu KiB %7.2f", piece >> 10, rate(memory));
-    for (int k = 0; k < 3; ++k) {
-      const double base = k == 2 ? rate(wire) : rate(memory);
-      if (k == 2) std::printf(" %8.2f", rate(wire));
-      std::printf("  %5.2f %.2fx  %5.2f %.2fx", rate(there[k]), rate(there[k]) / base, rate(digested[k]),
-                  rate(digested[k]) / base);
+    std::printf("%5lu KiB %-11s %7.2f\n%9s %-11s %7.2f\n", piece >> 10, "memcpy", rate(memory), "", "raw tcp",
+                rate(wire));
+    for (const Path& path : paths) {
+      const double base = rate(path.network ? wire : memory);
+      std::printf("%9s %-11s %7.2f %6.2fx %7.2f %6.2fx\n", "", path.name, rate(path.there), rate(path.there) / base,
+                  rate(path.digested), rate(path.digested) / base);
     }
-    std::printf("\n");
   }
 }
 
@@ -310,15 +330,21 @@ void Tail(const char* name, Pair& pair, int rounds) {
 }
 
 int Main(int rounds) {
-  Pair local("local"), shm("shm"), tcp("tcp");
-  Bandwidth(local, shm, tcp, rounds);
+  Pair local("local"), shm("shm"), tcp("tcp"), grpc("grpc"), plain("grpc-plain");
+  Bandwidth({{"local", &local, false, {}, {}},
+             {"ucx shm", &shm, false, {}, {}},
+             {"ucx tcp", &tcp, true, {}, {}},
+             {"grpc, TLS", &grpc, true, {}, {}},
+             {"grpc, plain", &plain, true, {}, {}}},
+            rounds);
   std::printf("\nexposed tail, Post to ChunkArrived, a layer each 0.5 ms\n");
   Tail("local", local, 5 * rounds);
   Tail("ucx shm", shm, 5 * rounds);
   Tail("ucx tcp", tcp, 5 * rounds);
+  Tail("grpc", grpc, 5 * rounds);
   const double cpu = CpuSeconds();
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  std::printf("\nidle: %.2f %% of a core for six open transports\n", 100 * (CpuSeconds() - cpu) / 2);
+  std::printf("\nidle: %.2f %% of a core for ten open transports\n", 100 * (CpuSeconds() - cpu) / 2);
   return 0;
 }
 

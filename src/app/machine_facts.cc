@@ -9,14 +9,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 
 #include "app/process.h"
 #include "app/worker_shape.h"
+#include "credentials/issue.h"
 #include "device/cpu/cpu_features.h"
 #include "model/memory_plan.h"
+#include "transport/grpc/grpc_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
 namespace baton {
@@ -120,23 +123,44 @@ void AddSystem(MachineFacts* f) {
       std::any_of(verbs.begin(), verbs.end(), [](const std::string& name) { return name.starts_with("uverbs"); });
 }
 
-void AddPaths(MachineFacts* f) {
+void AddPath(std::string name, const TransportMaker& make, MachineFacts* f) {
+  MeasuredPath path{std::move(name), {}, {}};
+  auto rate = MeasureLoopback(make, kPerPath);
+  path.status = rate.status();
+  if (rate.ok()) path.rate = *rate;
+  f->paths.push_back(std::move(path));
+}
+
+void AddUcxPaths(MachineFacts* f) {
   for (const std::string tls : {"shm", "tcp"}) {
-    MeasuredPath path{"ucx-" + tls, {}, {}};
-    auto rate = MeasureLoopback(
-        [&tls](const ProcessId& self, Waker* waker) -> StatusOr<std::unique_ptr<KvTransport>> {
-          UcxOptions options;
-          options.self = self;
-          options.tls = tls;
-          auto made = UcxTransport::Create(std::move(options), waker);
-          if (!made.ok()) return made.status();
-          return std::unique_ptr<KvTransport>(*std::move(made));
-        },
-        kPerPath);
-    path.status = rate.status();
-    if (rate.ok()) path.rate = *rate;
-    f->paths.push_back(std::move(path));
+    const auto make = [&tls](const ProcessId& self, Waker* waker) -> StatusOr<std::unique_ptr<KvTransport>> {
+      UcxOptions options;
+      options.self = self;
+      options.tls = tls;
+      auto made = UcxTransport::Create(std::move(options), waker);
+      if (!made.ok()) return made.status();
+      return std::unique_ptr<KvTransport>(*std::move(made));
+    };
+    AddPath("ucx-" + tls, make, f);
   }
+}
+
+// Encrypted, with certificates of this moment.
+void AddGrpcPath(MachineFacts* f) {
+  const Validity now{std::time(nullptr) - 3600, std::time(nullptr) + 3600};
+  const auto authority = MakeAuthority("baton doctor", now);
+  const auto make = [&](const ProcessId& self, Waker* waker) -> StatusOr<std::unique_ptr<KvTransport>> {
+    if (!authority.ok()) return authority.status();
+    BATON_ASSIGN_OR_RETURN(const KeyedCertificate own,
+                           IssueCertificate(*authority, {CertifiedRole::kUnified, self.name}, {}, now));
+    GrpcOptions options;
+    options.self = self;
+    options.tls = {authority->certificate, own.certificate, own.key};
+    auto made = GrpcTransport::Create(std::move(options), waker);
+    if (!made.ok()) return made.status();
+    return std::unique_ptr<KvTransport>(*std::move(made));
+  };
+  AddPath("grpc", make, f);
 }
 
 }  // namespace
@@ -156,7 +180,8 @@ MachineFacts GatherMachineFacts(const Settings& settings) {
   auto offer = QueryUcx();
   f.ucx_status = offer.status();
   if (offer.ok()) f.ucx = *std::move(offer);
-  AddPaths(&f);
+  AddUcxPaths(&f);
+  AddGrpcPath(&f);
   return f;
 }
 

@@ -23,14 +23,14 @@ struct Limit {
 
 // A transport of Baton, measured inside this process.
 struct MeasuredPath {
-  std::string name;  // "ucx-shm", "ucx-tcp"
+  std::string name;  // "ucx-shm", "ucx-tcp", "grpc" (encrypted)
   Status status;     // not ok: it cannot be used here, and why
   LoopbackRate rate;
 };
 
 struct MachineFacts {
   // What the settings ask for.
-  std::string transport;  // auto, ucx-shm, ucx-tcp, local
+  std::string transport;  // auto, ucx-shm, ucx-tcp, grpc
   std::string listen;     // HOST:PORT
   bool loopback_only = true;
   std::string model;         // "": none was named

@@ -90,7 +90,8 @@ class Judge {
   void SharedMemory() {
     const bool must = f_.transport == "ucx-shm";
     if (!f_.shares_pool) {
-      Say(Weight::kSlower, "shm", "--transport ucx-tcp leaves shared memory unused, also between workers of this host");
+      Say(Weight::kSlower, "shm",
+          "--transport " + f_.transport + " leaves shared memory unused, also between workers of this host");
       return;
     }
     if (!f_.shm_there) {
@@ -140,11 +141,13 @@ class Judge {
   }
 
   void Transports() {
-    if (!f_.ucx_status.ok()) Say(Weight::kRefuses, "ucx", f_.ucx_status.ToString());
+    const bool grpc = f_.transport == "grpc";
+    if (!f_.ucx_status.ok()) Say(grpc ? Weight::kNote : Weight::kRefuses, "ucx", f_.ucx_status.ToString());
     for (const MeasuredPath& path : f_.paths) {
       if (path.status.ok()) continue;
-      // Every path sends its messages over TCP; shared memory is needed by those who share their pool.
-      const bool needed = path.name == "ucx-tcp" || (f_.shares_pool && f_.shm_there);
+      // Every path of UCX sends its messages over TCP; shared memory is needed by those who share their pool.
+      const bool needed = grpc ? path.name == "grpc"
+                               : path.name == "ucx-tcp" || (path.name == "ucx-shm" && f_.shares_pool && f_.shm_there);
       Say(needed ? Weight::kRefuses : Weight::kNote, path.name,
           path.name + " cannot be used: " + path.status.message());
     }
@@ -155,7 +158,7 @@ class Judge {
   }
 
   void Rdma() {
-    if (!f_.ucx_asked) return;
+    if (!f_.ucx_asked || f_.transport == "grpc") return;
     if (HasRdmaLane(f_)) {
       if (f_.locked_memory.soft < f_.pool_bytes) {
         Say(Weight::kSlower, "memlock",
@@ -285,7 +288,7 @@ bool WouldStart(const std::vector<Finding>& findings) {
 
 std::string_view UseOf(const UcxLane& lane, const MachineFacts& facts) {
   if (lane.transport == "posix" && facts.shares_pool) return "pools";
-  if (lane.transport != "tcp" || (facts.loopback_only && lane.device != "lo")) return "-";
+  if (lane.transport != "tcp" || facts.transport == "grpc" || (facts.loopback_only && lane.device != "lo")) return "-";
   return facts.transport == "ucx-shm" ? "messages" : "messages, KV";
 }
 

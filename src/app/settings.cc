@@ -249,7 +249,8 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
     }
   }
   if ((command_ & (kWorkers | kDoctor)) != 0 && Text("transport") == "local") {
-    problems->push_back(Get("transport").where + ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
+    problems->push_back(Get("transport").where +
+                        ": local joins workers of one process; here auto, ucx-shm, ucx-tcp or grpc");
   }
   if (command_ == kUp) {
     const bool split = Integer("prefill") > 0 || Integer("decode") > 0;
@@ -261,9 +262,9 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
     }
     if (split && Text("transport") == "local") {
       problems->push_back(Get("transport").where +
-                          ": local joins workers of one process; here auto, ucx-shm or ucx-tcp");
+                          ": local joins workers of one process; here auto, ucx-shm, ucx-tcp or grpc");
     }
-    if (!split && Text("transport").starts_with("ucx")) {
+    if (!split && (Text("transport").starts_with("ucx") || Text("transport") == "grpc")) {
       problems->push_back(Get("transport").where + ": nothing to transport without --prefill and --decode");
     }
   }

@@ -19,6 +19,7 @@
 #include "model/loaded_model.h"
 #include "rpc/worker_network.h"
 #include "runner/cpu_model_runner.h"
+#include "transport/grpc/grpc_transport.h"
 #include "transport/local/local_transport.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -44,9 +45,21 @@ StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, c
     return std::unique_ptr<KvTransport>(
         std::make_unique<LocalTransport>(LocalFabric(), LocalOptions{.self = setup.self}, waker));
   }
+  const std::string& transport = settings.Text("transport");
+  if (transport == "grpc") {
+    // A port of its own beside the pair service's, reached under the same host.
+    const auto port_zero = [&](const char* option) { return HostPort{settings.Address(option).host, 0}.ToString(); };
+    GrpcOptions options;
+    options.self = setup.self;
+    options.listen = port_zero("listen");
+    if (settings.Given("advertise")) options.advertise = port_zero("advertise");
+    options.tls = setup.tls;
+    auto grpc = GrpcTransport::Create(std::move(options), waker);
+    if (!grpc.ok()) return grpc.status().Annotate("transport grpc");
+    return std::unique_ptr<KvTransport>(*std::move(grpc));
+  }
   UcxOptions options;
   options.self = setup.self;
-  const std::string& transport = settings.Text("transport");
   options.tls = transport == "ucx-shm" ? "shm" : transport == "ucx-tcp" ? "tcp" : "auto";
   options.net_devices = IsLoopback(settings.Address("listen").host) ? "lo" : "all";
   auto ucx = UcxTransport::Create(std::move(options), waker);

@@ -48,7 +48,9 @@ Status CheckDescriptors() {
   return CheckDescriptors(limit.rlim_cur, limit.rlim_max);
 }
 
-bool SharesPool(const Settings& settings) { return settings.Text("transport") != "ucx-tcp"; }
+bool SharesPool(const Settings& settings) {
+  return settings.Text("transport") != "ucx-tcp" && settings.Text("transport") != "grpc";
+}
 
 uint64_t AutoSharedPoolBytes(uint64_t one_context, uint64_t room, uint64_t share) {
   const uint64_t wanted = std::max(kLeastSharedAutoKvBytes, one_context);

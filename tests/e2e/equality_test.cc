@@ -1,4 +1,4 @@
-// The same tokens wherever a request runs: one process, 1P1D, 2P2D, over shared memory and over TCP.
+// The same tokens wherever a request runs: one process, 1P1D, 2P2D, over shared memory, TCP and gRPC.
 #include <set>
 
 #include "cluster.h"
@@ -104,7 +104,7 @@ TEST_P(SplitEqualsUnifiedTest, ForPromptsOfOneTokenToFourBlocksAndOne) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SplitEqualsUnifiedTest,
                          ::testing::Values(Split{1, 1, "ucx-shm"}, Split{1, 1, "ucx-tcp"}, Split{2, 2, "ucx-shm"},
-                                           Split{2, 2, "ucx-tcp"}, Split{1, 1, "auto"}),
+                                           Split{2, 2, "ucx-tcp"}, Split{1, 1, "auto"}, Split{2, 2, "grpc"}),
                          [](const auto& info) {
                            std::string name = std::to_string(info.param.prefill) + "P" +
                                               std::to_string(info.param.decode) + "D_" + info.param.transport;

@@ -1,5 +1,6 @@
 // Processes that die, stop or vanish in the middle of requests: the client's answer is the one it would have
 // been, or ends with an error, and blocks always return.
+#include <algorithm>
 #include <atomic>
 #include <optional>
 
@@ -65,16 +66,19 @@ TEST_P(DecodeDiesTest, InTheMiddleOfAnAnswerAndTheAnswerIsTheSame) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, DecodeDiesTest,
-                         ::testing::Values(std::pair{1, "ucx-shm"}, std::pair{1, "ucx-tcp"}, std::pair{2, "ucx-shm"}),
+                         ::testing::Values(std::pair{1, "ucx-shm"}, std::pair{1, "ucx-tcp"}, std::pair{2, "ucx-shm"},
+                                           std::pair{2, "grpc"}),
                          [](const auto& info) {
-                           return std::to_string(info.param.first) + "D_" + (info.param.second + 4);
+                           std::string name = std::to_string(info.param.first) + "D_" + info.param.second;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
                          });
 
 // FF-008
 TEST(PrefillDiesTest, WithARequestInItsHandsAndTheAnswerIsTheSame) {
   const ClientRequest request = LongRequest(22);
   const auto expected = Undisturbed(request);
-  for (const char* transport : {"ucx-shm", "ucx-tcp"}) {
+  for (const char* transport : {"ucx-shm", "ucx-tcp", "grpc"}) {
     Cluster cluster({.prefill = 1, .decode = 1, .transport = transport});
     // Stopped, it takes the request and does nothing with it; then it is gone.
     const pid_t prefill = cluster.Pid("prefill-0");

@@ -73,7 +73,9 @@ TEST_F(SecurityProcessTest, AnAnswerIsThatOfAClusterWithoutAndWhoLacksWhatIsNeed
     expected = answer.ids;
     open.StopInOrder();
   }
-  Cluster cluster(Secured(1, 1));
+  ClusterShape shape = Secured(1, 1);
+  shape.transport = "grpc";
+  Cluster cluster(shape);
   const Answer answer = Ask(cluster.Client().get(), request);
   ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
   EXPECT_EQ(answer.ids, expected);
@@ -136,6 +138,7 @@ TEST_F(SecurityProcessTest, AnAnswerIsThatOfAClusterWithoutAndWhoLacksWhatIsNeed
   const auto state = cluster.Client()->GetCluster();
   ASSERT_TRUE(state.ok()) << state.status().ToString();
   EXPECT_EQ(state->workers.size(), 2u);
+  for (const WorkerDescription& worker : state->workers) EXPECT_EQ(worker.transport, "grpc") << worker.name;
   EXPECT_TRUE(cluster.BecomesIdle());
   EXPECT_EQ(cluster.Log().find(kKey), std::string::npos) << "a key was logged";
   cluster.StopInOrder();

@@ -87,7 +87,8 @@ class Streams final : public GrpcStreams {
 
   int port() const override { return port_; }
   void Wake() override {
-    if (!woken_.exchange(true)) alarm_.Set(cq_.get(), gpr_now(GPR_CLOCK_MONOTONIC), &wake_tag_);
+    // In the past, for gRPC rounds a time up to the next millisecond.
+    if (!woken_.exchange(true)) alarm_.Set(cq_.get(), gpr_inf_past(GPR_CLOCK_MONOTONIC), &wake_tag_);
   }
 
   bool Next(TimePoint deadline, StreamEvent* event) override {

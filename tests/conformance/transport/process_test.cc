@@ -228,7 +228,8 @@ TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
 // A sender that dies while it holds an entry of a queue shared by all senders would silence the later ones.
 TEST_P(ProcessTest, WritersKilledInTheMiddleOfTheirNoticesDoNotDeafenTheReader) {
   StartHere("d");
-  for (uint32_t round = 1; round <= 60; ++round) {
+  const uint32_t rounds = GetParam() == Kind::kGrpcTls ? 10 : 60;  // its senders share no queue
+  for (uint32_t round = 1; round <= rounds; ++round) {
     PeerProcess writer("p", round, GetParam(), 0x5A);
     ASSERT_NE(writer.Expect("descriptor"), "");
     OpenToHere(writer);

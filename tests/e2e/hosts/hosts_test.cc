@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 
 #include "e2e/cluster.h"
@@ -93,9 +94,10 @@ class HostsTest : public ::testing::Test {
                                           TinyModel(),
                                           "--listen",
                                           Network::Address(host) + ":8700",
-                                          "--insecure-listen",
                                           "--state-dir",
                                           folder_.path() + "/state" + std::to_string(host)};
+    const auto& secured = command == "router" ? router_secured_ : worker_secured_;
+    arguments.insert(arguments.end(), secured.begin(), secured.end());
     if (command != "router") {
       arguments.insert(arguments.end(), {"--router", routers, "--kv-memory", "64MiB", "--threads", "1", "--name",
                                          command + "-" + std::to_string(host)});
@@ -117,14 +119,13 @@ class HostsTest : public ::testing::Test {
     kill(static_cast<pid_t>(std::stol(child)), number);
   }
   std::unique_ptr<InferenceClient> Client(int router) const {
-    return InferenceClient::Create({.address = Network::Address(router) + ":8700", .in_process = nullptr});
+    return InferenceClient::Create({.address = Network::Address(router) + ":8700", .in_process = nullptr}, client_);
   }
   // Until that router sees exactly so many workers, idle, with every block free or cached.
   testing::AssertionResult Sees(int router, size_t workers, milliseconds limit = milliseconds(30'000)) {
-    const auto client = Client(router);
     std::string seen;
     const bool good = Eventually(limit, [&] {
-      const auto state = client->GetCluster();
+      const auto state = Client(router)->GetCluster();  // afresh: a call that fails fast leaves a handshake half done
       if (!state.ok()) {
         seen = state.status().message();
         return false;
@@ -175,6 +176,8 @@ class HostsTest : public ::testing::Test {
   static Network* network_;
   static std::string why_not_;
   ScratchFolder folder_;
+  std::vector<std::string> router_secured_ = {"--insecure-listen"}, worker_secured_ = {"--insecure-listen"};
+  InferenceClient::Options client_;
   std::map<int, std::unique_ptr<Process>> processes_;
 };
 Network* HostsTest::network_ = nullptr;
@@ -193,6 +196,37 @@ TEST_F(HostsTest, ThreeHostsAnswerAsOneProcessDoesAndTheKvCrossesTheNetwork) {
   ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
   EXPECT_EQ(answer.ids, expected);
   EXPECT_EQ(answer.started.prefill_worker, "prefill-2");
+  EXPECT_EQ(answer.started.decode_worker, "decode-3");
+  EXPECT_GT(answer.done.timings.prefill.transfer_bytes, 0u);
+  EXPECT_EQ(answer.done.timings.placements, 1u);
+  EXPECT_TRUE(Sees(1, 2));
+}
+
+TEST_F(HostsTest, ThreeHostsWithCertificatesAndAKeyNeedNoInsistenceAndSendNothingUnencrypted) {
+  const ClientRequest request = LongRequest(1);
+  const auto expected = Expected(request);
+  const std::string certs = folder_.path() + "/certs", keys = folder_.path() + "/keys";
+  Process made(folder_, {BATON_BINARY, "certs", certs, "--hosts", Network::Address(1), "--names",
+                         "router=router,prefill-2,decode-3"});
+  ASSERT_EQ(made.Wait(kStopLimit), 0) << made.err();
+  client_.api_key = "a-key-of-at-least-sixteen-letters";
+  client_.tls.ca = ReadWhole(certs + "/ca.crt");
+  std::ofstream(keys) << client_.api_key << "\n";
+  std::filesystem::permissions(keys, std::filesystem::perms::owner_read);
+  const std::vector<std::string> tls = {
+      "--tls-ca",  certs + "/ca.crt",     "--tls-cert",          certs + "/{name}.crt",
+      "--tls-key", certs + "/{name}.key", "--require-encryption"};
+  router_secured_ = worker_secured_ = tls;
+  router_secured_.insert(router_secured_.end(), {"--api-keys", keys, "--name", "router"});
+  worker_secured_.insert(worker_secured_.end(), {"--transport", "grpc"});
+
+  Start(1, "router");
+  Start(2, "prefill", kRouter);
+  Start(3, "decode", kRouter);
+  ASSERT_TRUE(Sees(1, 2));
+  const Answer answer = Ask(Client(1).get(), request);
+  ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
+  EXPECT_EQ(answer.ids, expected);
   EXPECT_EQ(answer.started.decode_worker, "decode-3");
   EXPECT_GT(answer.done.timings.prefill.transfer_bytes, 0u);
   EXPECT_EQ(answer.done.timings.placements, 1u);

@@ -41,7 +41,8 @@ MachineFacts Perfect() {
   f.rdma_verbs = true;
   f.ucx = {"1.13.1", true, {kPosix, kRdma, kTcp}};
   f.paths = {{"ucx-shm", {}, {TransferMode::kOneSided, kGiB, 9e9, 5e-5}},
-             {"ucx-tcp", {}, {TransferMode::kReceiverPosted, kGiB, 2e9, 9e-5}}};
+             {"ucx-tcp", {}, {TransferMode::kReceiverPosted, kGiB, 2e9, 9e-5}},
+             {"grpc", {}, {TransferMode::kReceiverPosted, kGiB, 7e8, 2e-4}}};
   f.memcpy_bytes_per_second = 1e10;
   return f;
 }
@@ -172,6 +173,26 @@ TEST_F(MachineFindings, APathThatDoesNotWorkIsRefusedWhereWorkersNeedIt) {
   f = Perfect();
   f.paths[1].status = UnavailableError("no usable transport");
   ExpectOne(Weight::kRefuses, "ucx-tcp", {"no usable transport"});
+}
+
+TEST_F(MachineFindings, StreamsOverGrpcNeedNeitherUcxNorSharedMemory) {
+  f.paths[2].status = UnavailableError("no stream");
+  ExpectOne(Weight::kNote, "grpc", {"no stream"});
+  f.transport = "grpc";
+  f.shares_pool = false;
+  f.shm_there = false;
+  f.rdma_devices.clear();
+  f.ucx = {};
+  f.ucx_status = UnavailableError("no UCX");
+  f.paths[0].status = f.paths[1].status = UnavailableError("no UCX");
+  auto all = FindingsOf(f);
+  EXPECT_FALSE(WouldStart(all)) << DoctorReport(f, all);
+  f.paths[2].status = OkStatus();
+  all = FindingsOf(f);
+  EXPECT_TRUE(WouldStart(all)) << DoctorReport(f, all);
+  f = Perfect();
+  f.transport = "grpc";
+  for (const UcxLane& lane : f.ucx.lanes) EXPECT_EQ(UseOf(lane, f) == "messages, KV", false) << lane.transport;
 }
 
 TEST_F(MachineFindings, RefusalsComeFirstAndTheReportEndsWithTheVerdict) {

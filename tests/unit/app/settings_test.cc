@@ -141,6 +141,7 @@ TEST(SettingsTest, ContradictionsAreRefused) {
       {kUp, {{"max-step-tokens", "64"}}, "must be greater than max-running"},
       {kUp, {{"memory", "1GiB"}, {"kv-memory", "1GiB"}}, "leaves nothing"},
       {kUp, {{"transport", "ucx-shm"}}, "nothing to transport"},
+      {kUp, {{"transport", "grpc"}}, "nothing to transport"},
       {kUp, {{"transport", "local"}, {"prefill", "1"}, {"decode", "1"}}, "workers of one process"},
       {kDecode, {{"transport", "local"}}, "workers of one process"},
       {kRouter, {{"listen", "0.0.0.0:8700"}}, "--insecure-listen"},
@@ -226,9 +227,15 @@ TEST(SettingsTest, RequireEncryptionRefusesWhatWouldReachAnotherMachineInTheClea
                 HasSubstr(std::string(transport) + " may move KV to other machines unencrypted, by ucx, which"));
     EXPECT_EQ(refusal(kDecode, true, {{"transport", transport}}), "") << "loopback";
   }
-  EXPECT_EQ(refusal(kDecode, true, {{"listen", "10.0.0.1:1"}, {"transport", "ucx-shm"}}), "");
+  for (const char* transport : {"ucx-shm", "grpc"}) {
+    EXPECT_EQ(refusal(kDecode, true, {{"listen", "10.0.0.1:1"}, {"transport", transport}}), "") << transport;
+  }
+  EXPECT_THAT(refusal(kDecode, false, {{"listen", "10.0.0.1:1"}, {"transport", "grpc"}}),
+              HasSubstr("--require-encryption forbids; add --tls"))
+      << "without certificates it is plain text";
   const Flags split = {{"prefill", "1"}, {"decode", "1"}};
   EXPECT_THAT(refusal(kUp, true, {split[0], split[1], {"listen", "10.0.0.1:1"}}), HasSubstr("unencrypted, by ucx"));
+  EXPECT_EQ(refusal(kUp, true, {split[0], split[1], {"listen", "10.0.0.1:1"}, {"transport", "grpc"}}), "");
   EXPECT_EQ(refusal(kUp, true, {split[0], split[1], {"listen", "0.0.0.0:1"}}), "") << "workers meet on loopback";
 }
 
