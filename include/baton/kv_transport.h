@@ -1,6 +1,6 @@
 // PORT. Moves KV bytes and chunk notices between the pools of two workers. It knows tickets only as tags;
 // the protocol lives in src/handoff. Nothing here blocks and nothing calls back: the engine thread posts and
-// polls. Implementations: local, ucx, fake, and the simulator's.
+// polls. Implementations: local, ucx, grpc, fake, the simulator's.
 #pragma once
 
 #include <cstddef>
