@@ -275,7 +275,11 @@ void Scheduler::End(SequenceId id) {
   Sequence& s = Get(id);
   BATON_CHECK(s.phase != Phase::kReceiving, "a Receiving sequence ends through Quarantine");
   if (s.phase == Phase::kWaiting) EraseWaiting(&s);
-  if (s.phase != Phase::kFinished) Finish(&s);
+  if (s.phase != Phase::kFinished) {
+    Finish(&s);
+  } else {
+    GiveUpBlocks(&s);  // those of FinishPinned
+  }
   CompactActive();
   if (s.told) ended_.push_back(id);
   sequences_.Erase(id);
@@ -407,6 +411,11 @@ void Scheduler::Finish(Sequence* s) {
   active_dirty_ = true;
 }
 
+void Scheduler::FinishPinned(Sequence* s) {
+  s->phase = Phase::kFinished;
+  active_dirty_ = true;
+}
+
 // ---- what others may know --------------------------------------------------------------------------
 
 bool Scheduler::WaitsForBlocks() const {
@@ -456,7 +465,7 @@ void Scheduler::Audit() const {
   uint64_t waiting_tokens = 0;
   uint32_t waiting = 0, preempted = 0, active = 0, receiving = 0;
   const auto check = [&](const Sequence& s) {
-    const bool holds = s.phase != Phase::kWaiting && s.phase != Phase::kFinished;
+    const bool holds = s.phase != Phase::kWaiting && (s.phase != Phase::kFinished || s.pinned);
     BATON_CHECK(s.num_computed <= s.num_launched && s.num_launched <= s.num_known() + s.samples_in_flight);
     BATON_CHECK(s.tokens.size() == s.num_prompt() + s.output.size());
     BATON_CHECK(s.output.size() <= s.request->stop.max_tokens);
@@ -480,7 +489,7 @@ void Scheduler::Audit() const {
       BATON_CHECK(waiting_.contains({RankOf(s), nullptr}));
     } else if (s.phase == Phase::kReceiving) {
       ++receiving;
-    } else if (holds) {
+    } else if (holds && s.phase != Phase::kFinished) {
       ++active;
       BATON_CHECK(std::binary_search(active_.begin(), active_.end(), Ranked{RankOf(s), nullptr}));
     }

@@ -235,6 +235,7 @@ class Scheduler {
   void StartOver(Sequence* s);  // to Waiting, with its tokens
   void Preempt(Sequence* s);
   void Finish(Sequence* s);
+  void FinishPinned(Sequence* s);  // S1: a transfer reads its blocks, which go with End
 
   void MakeRoomForHead();
   void PlanDecodes(Draft* draft);

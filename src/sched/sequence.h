@@ -24,7 +24,7 @@ enum class Phase : uint8_t {
   kSending,    // hand-off: the prompt is computed and the next token is known; launches nothing more
   kReceiving,  // a writer fills its blocks
   kRunning,    // decodes: every known token's step is launched
-  kFinished,   // ended by its stop rules or failed; holds no blocks, waits for End
+  kFinished,   // ended by its stop rules or failed; holds no blocks unless pinned, waits for End
 };
 std::string_view PhaseName(Phase phase);
 

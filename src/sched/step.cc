@@ -373,6 +373,7 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
     Sequence* s = sequences_.Find(part.sequence);
     if (s == nullptr || s->run != part.run) continue;  // discarded, see Sequence::run
     --s->steps_in_flight;
+    if (s->phase == Phase::kFinished) continue;  // it failed before, and a hand-off still reads its blocks
     if (why == nullptr) {
       PartDone(part, s, sampled, now, &outcome);
     } else if (!result.status.ok() && !s->handoff && s->failed_steps == 0) {
@@ -380,7 +381,7 @@ StepOutcome Scheduler::OnStepDone(const StepResult& result, TimePoint now) {
       StartOver(s);
     } else {
       outcome.failed.push_back({s->id, *why});
-      Finish(s);
+      s->pinned&& options_.rules.Holds(Rule::kS1) ? FinishPinned(s) : Finish(s);
     }
   }
   CompactActive();
