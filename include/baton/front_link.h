@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "baton/kv_layout.h"
+#include "baton/kv_transport.h"
 #include "baton/metric.h"
 #include "baton/request.h"
 #include "baton/status.h"
@@ -161,12 +162,20 @@ struct PeerReport {
   uint64_t incarnation = 0;
   bool up = false;
   bool writes_here = false;  // it is the writer; else this worker is
-  bool one_sided = false;    // the mode of the path, as far as known
+  TransferMode mode{};       // of the path, as far as known
+  std::string lane;          // what carries the bytes: "posix", "tcp"; empty: unknown, or the transport has one way
   uint32_t hand_offs = 0;    // under way
   uint32_t quarantined_blocks = 0;
   Duration oldest_quarantine{};
-  uint64_t bytes = 0;        // moved to it since the session began
-  Duration transfer_time{};  // that these took
+  uint64_t bytes = 0;            // of complete hand-offs
+  Duration transfer_time{};      // that these took; the writer's knowledge
+  double bytes_per_second = 0;   // of the last few
+  uint64_t in_flight_bytes = 0;  // posted and not quiesced; as the reader sees it, granted and not arrived
+  uint64_t queued_bytes = 0;     // the writer's: final, but waiting for credit
+  // What may still be sent now (the writer's), or be granted (the reader's).
+  uint64_t credit_bytes = 0;
+  uint32_t credit_tickets = 0;   // the reader's
+  std::vector<uint32_t> states;  // how many, by state: tickets where it writes here, else hand-offs out
 };
 struct WorkerReport {
   Duration uptime{};

@@ -19,7 +19,10 @@ namespace baton {
 
 // kOneSided (W): the writer puts into the reader's memory; no local fence exists.
 // kReceiverPosted (R): the reader's side places the bytes; it can stop.
-enum class TransferMode : uint8_t { kOneSided, kReceiverPosted };
+// kKeyedPut (K): the writer puts into the reader's memory through a link and a key of its own, which the reader takes
+// back: Fence.
+enum class TransferMode : uint8_t { kOneSided, kReceiverPosted, kKeyedPut };
+std::string_view Word(TransferMode mode);  // "one-sided", "receiver-posted", "keyed-put"
 
 // A chunk of a hand-off: some layers of some of the ticket's blocks. Numbered by the copy planner, the same
 // way on both sides.
@@ -41,7 +44,7 @@ struct TransferPost {
   ChunkIndex chunk = 0;
   Attempt attempt = 1;            // the COMMIT attempt this push belongs to
   std::vector<CopyPiece> pieces;  // in plan order: the digest runs over the bytes in this order
-  // The granted blocks' byte offsets in the reader's pool, from GRANT; read in mode kOneSided only.
+  // The granted blocks' byte offsets in the reader's pool, from GRANT; read unless the mode is kReceiverPosted.
   std::vector<uint64_t> target_base;
 };
 
@@ -62,7 +65,7 @@ struct ChunkArrived {
   uint64_t digest = 0;
 };
 // Reader: this side places no byte for the ticket any more (kReceiverPosted), or will never again deliver
-// a notice for it (kOneSided: says nothing about the writer's puts).
+// a notice for it (the other modes: says nothing about the writer's puts).
 struct Quiet {
   Ticket ticket;
 };
@@ -70,6 +73,7 @@ struct PeerOpened {
   ProcessId peer;
   Status status;
   TransferMode mode{};
+  std::string lane;  // what carries the bytes, for operators: "posix", "tcp"; may be empty
 };
 // The path to the peer broke. Its ops have been or will be reported as Quiesced with an error.
 struct PeerLost {
@@ -80,7 +84,12 @@ struct PeerLost {
 struct Severed {
   ProcessId peer;
 };
-using TransportEvent = std::variant<Quiesced, ChunkArrived, Quiet, PeerOpened, PeerLost, Severed>;
+// Reader: after Fence(writer). What that writer had opened here is closed and its keys are withdrawn: nothing that it
+// was granted before the Fence is written any more. It may have opened anew meanwhile.
+struct Fenced {
+  ProcessId writer;
+};
+using TransportEvent = std::variant<Quiesced, ChunkArrived, Quiet, PeerOpened, PeerLost, Severed, Fenced>;
 
 // All calls from the engine thread, except AllocatePool and LocalDescriptor (before it starts).
 class KvTransport {
@@ -100,6 +109,8 @@ class KvTransport {
   virtual void Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
                      std::vector<uint64_t> block_bytes) = 0;
   virtual void Retire(const Ticket& ticket) = 0;  // -> Quiet
+  // Reader: cuts the writer's access by force. Only where it opened in mode kKeyedPut.
+  virtual void Fence(const ProcessId& /*writer*/) {}  // -> Fenced
 
   virtual void Post(TransferPost post) = 0;  // -> Quiesced
   virtual void Poll(std::vector<TransportEvent>* events) = 0;

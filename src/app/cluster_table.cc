@@ -59,9 +59,12 @@ std::string WorkerLine(const WorkerDescription& w) {
 std::string LaneLine(const WorkerDescription& w, const LaneDescription& lane) {
   const std::string& from = lane.incoming ? lane.peer : w.name;
   const std::string& to = lane.incoming ? w.name : lane.peer;
-  return fmt::format("{:<31} {:<15} {:<4} {:>6} {:>8} {:>9}\n", Cut(Cut(from, 14) + " -> " + Cut(to, 14), 31),
-                     lane.mode, lane.up ? "up" : "down", lane.hand_offs, Size(static_cast<double>(lane.bytes)),
-                     lane.bytes_per_second > 0 ? Size(lane.bytes_per_second) + "/s" : "-");
+  const std::string mode = lane.mode == "receiver-posted" ? "receiver" : lane.mode;
+  return fmt::format("{:<26} {:<9} {:<4} {:>5} {:>7} {:>7} {:>9} {}\n", Cut(from, 11) + " -> " + Cut(to, 11), mode,
+                     lane.up ? "up" : "down", std::min(lane.hand_offs, 99999u),
+                     Size(static_cast<double>(lane.in_flight_bytes)), Size(static_cast<double>(lane.bytes)),
+                     lane.bytes_per_second > 0 ? Size(lane.bytes_per_second) + "/s" : "-",
+                     lane.lane.empty() ? "-" : Cut(lane.lane, 6));
 }
 
 }  // namespace
@@ -92,7 +95,8 @@ std::string ClusterTable(const ClusterDescription& cluster) {
     }
   }
   if (!lanes.empty()) {
-    out += fmt::format("{:<31} {:<15} {:<4} {:>6} {:>8} {:>9}\n", "LANE", "MODE", "PATH", "MOVING", "BYTES", "RATE");
+    out += fmt::format("{:<26} {:<9} {:<4} {:>5} {:>7} {:>7} {:>9} {}\n", "PATH", "MODE", "IS", "MOVE", "FLYING",
+                       "MOVED", "RATE", "LANE");
   }
   return out + lanes + quarantines;
 }
@@ -146,7 +150,13 @@ std::string ClusterJson(const ClusterDescription& cluster) {
                                  {"quarantined_blocks", lane.quarantined_blocks},
                                  {"oldest_quarantine_s", Seconds(lane.oldest_quarantine)},
                                  {"bytes", lane.bytes},
-                                 {"bytes_per_second", lane.bytes_per_second}});
+                                 {"bytes_per_second", lane.bytes_per_second},
+                                 {"lane", lane.lane},
+                                 {"in_flight_bytes", lane.in_flight_bytes},
+                                 {"queued_bytes", lane.queued_bytes},
+                                 {"credit_bytes", lane.credit_bytes},
+                                 {"credit_tickets", lane.credit_tickets},
+                                 {"states", lane.states}});
     }
     out["workers"].push_back(std::move(worker));
   }

@@ -5,6 +5,7 @@
 
 #include "baton/check.h"
 #include "baton/kv_layout.h"
+#include "baton/kv_transport.h"
 #include "baton/request.h"
 #include "baton/tensor.h"
 
@@ -20,6 +21,11 @@ size_t BytesOf(DType dtype, size_t elements) {
   const DTypeTraits& t = Traits(dtype);
   BATON_CHECK(elements % t.block_elements == 0, t.name);
   return elements / t.block_elements * t.block_bytes;
+}
+
+std::string_view Word(TransferMode mode) {
+  static constexpr std::array<std::string_view, 3> kWords = {"one-sided", "receiver-posted", "keyed-put"};
+  return kWords[static_cast<size_t>(mode)];
 }
 
 FinishReason FinishAt(const StopRules& stop, TokenId token, uint32_t index) {

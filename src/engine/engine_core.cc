@@ -28,6 +28,7 @@ KvConnectorOptions ConnectorOptions(const EngineOptions& o) {
   c.pid = o.pid;
   c.reader = o.reader;
   c.writer = o.writer;
+  c.send = o.send;
   c.stuck_after = o.stuck_after;
   c.seed = o.seed;
   c.rules = o.rules;

@@ -36,6 +36,7 @@ struct EngineOptions {
   uint64_t pid = 0;
   ReaderOptions reader;
   WriterOptions writer;
+  SendWindowOptions send;
   Duration stuck_after = std::chrono::seconds(10);  // see KvConnectorOptions
   Duration heartbeat = std::chrono::milliseconds(500);
   Duration report = std::chrono::seconds(1);       // least time between two reports to one front

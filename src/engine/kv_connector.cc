@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <span>
 
 #include "base/hash.h"
@@ -52,17 +53,21 @@ void KvConnector::OnLinkUp(LinkId link, LinkKind kind, TimePoint now, Outbox* ou
 void KvConnector::OnLinkDown(LinkId link, const Status& why, TimePoint now, Outbox* out) {
   if (const auto it = accepted_.find(link); it != accepted_.end()) {
     const std::optional<ProcessId> writer = it->second.writer;
+    const TimePoint heard = it->second.heard;
     accepted_.erase(it);
     if (!writer) return;
+    if (const auto watch = watches_.find(*writer); watch != watches_.end()) watch->second.heard = heard;
     const auto current = accepted_by_writer_.find(*writer);
     if (current == accepted_by_writer_.end() || current->second != link) return;  // a newer session took over
     accepted_by_writer_.erase(current);
+    if (Receives(*writer)) CountDetected(DetectCause::kSession, heard, now);
     ReaderActions actions;
     reader_.OnSessionLost(*writer, now, &actions);
     return Do(&actions, now, out);
   }
   if (WriterSession* s = SessionOn(link)) {
     s->link.reset();
+    if (!writer_.AliveTickets(s->peer.process).empty()) CountDetected(DetectCause::kSession, s->heard, now);
     DropSession(*s, why.ToString(), now, out);
   }
 }
@@ -102,6 +107,7 @@ void KvConnector::OnMessage(LinkId link, const PairMessage& message, TimePoint n
 }
 
 void KvConnector::OnWriterMessage(LinkId link, ReaderSession& s, const PairMessage& m, TimePoint now, Outbox* out) {
+  s.heard = now;
   if (const auto* hello = std::get_if<PairHello>(&m)) return OnHello(link, *hello, now, out);
   if (!s.writer) {
     ++counters_.protocol_errors;
@@ -128,6 +134,7 @@ void KvConnector::OnWriterMessage(LinkId link, ReaderSession& s, const PairMessa
 }
 
 void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessage& m, TimePoint now, Outbox* out) {
+  s.heard = now;
   if (const auto* answer = std::get_if<PairHelloAnswer>(&m)) return OnHelloAnswer(s, *answer, now, out);
   if (!s.greeted) {
     ++counters_.protocol_errors;
@@ -219,13 +226,13 @@ void KvConnector::OnHello(LinkId link, const PairHello& hello, TimePoint now, Ou
       CloseLink(old, out);
     }
   }
-  accepted_[link] = {hello.writer, hello.session, hello.layout, hello.numeric};
+  accepted_[link] = {hello.writer, hello.session, hello.layout, hello.numeric, now, 0};
   accepted_by_writer_[hello.writer] = link;
   ++counters_.sessions;
   if (watches_.find(hello.writer) == watches_.end()) {
     const bool same_host = !options_.host.empty() && hello.host == options_.host;
     watches_[hello.writer] =
-        same_host ? WatchedWriter{Watch::kPending, hello.pid} : WatchedWriter{Watch::kImpossible, 0};
+        same_host ? WatchedWriter{Watch::kPending, hello.pid, kNever} : WatchedWriter{Watch::kImpossible, 0, kNever};
     if (same_host) out->watch.push_back({hello.writer, hello.host, hello.pid});
   }
   answer.descriptor = transport_->LocalDescriptor();
@@ -280,7 +287,13 @@ void KvConnector::OnProcessWatched(const ProcessWatched& watched) {
 }
 
 void KvConnector::OnProcessDied(const ProcessId& process, TimePoint now, Outbox* out) {
-  watches_.erase(process);
+  if (const auto it = watches_.find(process); it != watches_.end()) {
+    const auto link = accepted_by_writer_.find(process);
+    const bool ties = CreditTickets(process) < options_.max_writer_tickets;
+    const TimePoint heard = link != accepted_by_writer_.end() ? accepted_.at(link->second).heard : it->second.heard;
+    if (ties) CountDetected(DetectCause::kDeath, heard, now);
+    watches_.erase(it);
+  }
   ReaderActions r;
   reader_.OnWriterDead(process, now, &r);
   Do(&r, now, out);
@@ -297,9 +310,18 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
   for (const TransportEvent& event : events) {
     WriterActions w;
     ReaderActions r;
+    std::optional<ProcessId> pump;  // there may be room for more
     if (const auto* quiesced = std::get_if<Quiesced>(&event)) {
+      if (const auto it = under_way_.find(quiesced->op); it != under_way_.end()) {
+        windows_[it->second.first].Done(it->second.second);
+        pump = it->second.first;
+        under_way_.erase(it);
+        if (const auto s = dialed_.find(*pump); s != dialed_.end() && quiesced->status.ok()) s->second.heard = now;
+      }
       writer_.OnQuiesced(*quiesced, now, &w);
     } else if (const auto* chunk = std::get_if<ChunkArrived>(&event)) {
+      const auto link = accepted_by_writer_.find(chunk->writer);
+      if (link != accepted_by_writer_.end()) accepted_.at(link->second).heard = now;
       reader_.OnChunk(*chunk, now, &r);
     } else if (const auto* quiet = std::get_if<Quiet>(&event)) {
       reader_.OnQuiet(quiet->ticket, now, &r);
@@ -310,6 +332,7 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
         s.opening = false;
         s.open = opened->status.ok();
         s.mode = opened->mode;
+        s.lane = opened->lane;
         if (!s.open) {
           DropSession(s, opened->status.ToString(), now, out);
         } else if (s.greeted) {
@@ -321,6 +344,9 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
       if (it != dialed_.end() && !it->second.closing) {
         // Opened anew together with a new session: the two break as one.
         ++counters_.peers_lost;
+        if (!writer_.AliveTickets(lost->peer).empty()) {
+          CountDetected(DetectCause::kTransport, it->second.heard, now);
+        }
         it->second.open = false;
         it->second.closing = true;
         transport_->Close(lost->peer);
@@ -335,6 +361,7 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
     }
     Do(&w, now, out);
     Do(&r, now, out);
+    if (pump) Pump(*pump, now);
   }
 }
 
@@ -388,9 +415,34 @@ void KvConnector::HandBack(const ChildEpoch& key, TimePoint now, Outbox* out) {
   Do(&actions, now, out);
 }
 
-void KvConnector::Post(const WriterPost& post, TimePoint now) {
+// A chunk that became final: it goes when the pair's window lets it.
+void KvConnector::Queue(const WriterPost& post, TimePoint now) {
   const WriterChild* c = writer_.Find(post.key);
   if (c == nullptr) return;
+  const auto [it, fresh] = windows_.try_emplace(c->reader, options_.send);
+  const uint64_t bytes = c->grid.BytesOf(c->grid.At(post.chunk));
+  if (it->second.in_flight() > 0 && it->second.queued() + bytes > it->second.credit()) ++counters_.chunks_waited;
+  it->second.Add({post, c->ticket, bytes}, DecodeDue(*c, now));
+}
+
+void KvConnector::Pump(const ProcessId& reader, TimePoint now) {
+  const auto it = windows_.find(reader);
+  if (it == windows_.end()) return;
+  while (const std::optional<SendWindow::Entry> entry = it->second.Next(now)) {
+    const WriterChild* c = writer_.Find(entry->post.key);
+    const bool wanted = c != nullptr && c->ticket == entry->ticket && c->state != WriterState::kStopping;
+    if (wanted) {
+      Post(*entry, now);
+    } else {
+      it->second.Done(entry->bytes);
+    }
+  }
+  if (it->second.idle()) windows_.erase(it);
+}
+
+void KvConnector::Post(const SendWindow::Entry& entry, TimePoint now) {
+  const WriterPost& post = entry.post;
+  const WriterChild* c = writer_.Find(post.key);
   const Sequence* sequence = scheduler_->Find(sends_.at(post.key));
   BATON_CHECK(sequence != nullptr, "a send outlived its sequence");
   const Chunk chunk = c->grid.At(post.chunk);
@@ -410,8 +462,10 @@ void KvConnector::Post(const WriterPost& post, TimePoint now) {
   for (const auto& group : c->grant.base) {
     transfer.target_base.insert(transfer.target_base.end(), group.begin(), group.end());
   }
-  counters_.bytes_posted += c->grid.BytesOf(chunk);
+  counters_.bytes_posted += entry.bytes;
+  counters_.pieces += transfer.pieces.size();
   ++counters_.chunks_posted;
+  under_way_[transfer.op] = {c->reader, entry.bytes};
   writer_.Posted(post, transfer.op, now);
   transport_->Post(std::move(transfer));
 }
@@ -422,7 +476,11 @@ void KvConnector::Do(WriterActions* actions, TimePoint now, Outbox* out) {
     if (it == dialed_.end() || !it->second.link || !it->second.greeted) continue;  // repeated when a session is up
     out->to_peers.emplace_back(*it->second.link, std::move(message));
   }
-  for (const WriterPost& post : actions->post) Post(post, now);
+  std::set<ProcessId> posted_to;
+  for (const WriterPost& post : actions->post) {
+    Queue(post, now);
+    if (const WriterChild* c = writer_.Find(post.key)) posted_to.insert(c->reader);
+  }
   for (WriterChild& child : actions->handed_off) {
     CountHandedOff(child, now);
     facts_.handed_off.push_back(std::move(child));
@@ -437,7 +495,11 @@ void KvConnector::Do(WriterActions* actions, TimePoint now, Outbox* out) {
     facts_.unpinned.push_back(key);
   }
   for (const WriterChild& child : facts_.handed_off) sends_.erase(child.key);
-  for (const ChildEpoch& key : actions->unpinned) sends_.erase(key);
+  for (const ChildEpoch& key : actions->unpinned) {
+    sends_.erase(key);
+    for (auto& [reader, window] : windows_) window.Drop(key);
+  }
+  for (const ProcessId& reader : posted_to) Pump(reader, now);
   for (const ProcessId& reader : actions->sever) {
     const auto it = dialed_.find(reader);
     if (it == dialed_.end() || it->second.closing) continue;
@@ -470,6 +532,21 @@ uint32_t KvConnector::TiedUp(const ReaderTicket& t) const {
                  (options_.layout.BlocksFor(s->prefill_tokens) - s->hit_tokens / options_.layout.block_tokens);
 }
 
+uint64_t KvConnector::TotalBlocks() const {
+  uint64_t total = 0;
+  for (const uint32_t n : options_.pool.num_blocks) total += n;
+  return total;
+}
+
+// How many more hand-offs of the writer may be RESERVED, RECEIVING or QUARANTINED.
+uint32_t KvConnector::CreditTickets(const ProcessId& writer) const {
+  uint32_t held = 0;
+  for (const ReaderTicket* t : reader_.Live()) {
+    held += t->writer == writer && t->state != TicketState::kReady && t->state != TicketState::kRunning ? 1 : 0;
+  }
+  return options_.max_writer_tickets - std::min(held, options_.max_writer_tickets);
+}
+
 bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
   if (!options_.rules.Holds(Rule::kL9)) return false;
   uint32_t of_writer = 0, of_all = 0, tickets = 0;
@@ -483,8 +560,7 @@ bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
     }
   }
   if (tickets == 0) return false;  // the caps do not bind a writer's only ticket
-  uint64_t total = 0;
-  for (const uint32_t n : options_.pool.num_blocks) total += n;
+  const auto total = static_cast<double>(TotalBlocks());
   return of_writer + more_blocks > options_.max_writer_share * total ||
          of_all + more_blocks > options_.max_all_writers_share * total;
 }
@@ -536,7 +612,7 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   };
   uint32_t more = options_.layout.BlocksFor(known);
   for (const uint32_t n : staged ? need(0, reserve.num_tokens) : std::vector<uint32_t>{}) more += n;
-  if (!reader_.HasFreeSlot() || OverCap(writer, more)) return busy(options_.busy_retry);
+  if (!reader_.HasFreeSlot() || CreditTickets(writer) == 0 || OverCap(writer, more)) return busy(options_.busy_retry);
   StatusOr<ReceiveGrant> granted =
       scheduler_->Receive(reserve.request, reserve.progress, reserve.epoch, now, staged ? need : StagingNeed(),
                           NumericOf(from, accepted_.at(link).numeric));
@@ -569,6 +645,7 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   ReaderActions actions;
   const ReaderTicket& ticket = reader_.Open(writer, reserve, std::move(grant), grid.size(), now, &actions);
   receives_[ticket.ticket] = granted->sequence;
+  granted_bytes_[ticket.ticket] = grid.TotalBytes();
   if (staged) staged_[ticket.ticket] = from;
   transport_->Admit(ticket.ticket, writer, std::move(bases), std::move(sizes));
   counters_.bytes_received += grid.TotalBytes();
@@ -591,6 +668,7 @@ void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
     const Sequence* sequence = scheduler_->Find(id);
     facts_.lost.emplace_back(ChildEpoch{sequence->request->id, sequence->epoch}, id);
     scheduler_->Abandon(id);
+    granted_bytes_.erase(ticket);
     receives_.erase(ticket);
     staged_.erase(ticket);
   }
@@ -599,11 +677,17 @@ void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
     const bool converted = t != nullptr && t->grant.staged() && !t->chunks.empty();
     if (!converted) transport_->Retire(commit.ticket);  // else before the conversion
     counters_.converted += converted ? 1 : 0;
+    if (const auto link = t == nullptr ? accepted_by_writer_.end() : accepted_by_writer_.find(t->writer);
+        link != accepted_by_writer_.end()) {
+      accepted_.at(link->second).bytes += granted_bytes_[commit.ticket];
+    }
+    granted_bytes_.erase(commit.ticket);
     staged_.erase(commit.ticket);
     receives_.erase(commit.ticket);
     facts_.ready.push_back(std::move(commit));
   }
   for (const Ticket& ticket : actions->quarantined) {
+    granted_bytes_.erase(ticket);
     transport_->Retire(ticket);
     const auto it = receives_.find(ticket);
     BATON_CHECK(it != receives_.end(), "a ticket without a sequence");
@@ -700,6 +784,7 @@ void KvConnector::OnConverted(const KvConverted& converted, TimePoint now, Outbo
   if (reader_.Find(ticket) == nullptr) {
     // Its child ended meanwhile.
     ++counters_.converted_unused;
+    granted_bytes_.erase(ticket);
     receives_.erase(ticket);
     staged_.erase(ticket);
     return scheduler_->Abandon(sequence);
@@ -755,7 +840,17 @@ void KvConnector::Tick(TimePoint now, Outbox* out) {
   }
   Do(&w, now, out);
   ReaderActions r;
+  const uint64_t lease_ends = reader_.counters().lease_ends;
   reader_.Tick(now, &r);
+  if (reader_.counters().lease_ends != lease_ends) {
+    for (const Ticket& ticket : r.quarantined) {
+      const ReaderTicket* t = reader_.Find(ticket);
+      const auto link = t == nullptr ? accepted_by_writer_.end() : accepted_by_writer_.find(t->writer);
+      if (link != accepted_by_writer_.end()) {
+        CountDetected(DetectCause::kLease, accepted_.at(link->second).heard, now);
+      }
+    }
+  }
   Do(&r, now, out);
   ReportStuck(now, out);
   DialDue(now, out);

@@ -15,6 +15,7 @@
 #include "baton/model_runner.h"
 #include "baton/outbox.h"
 #include "handoff/reader_tickets.h"
+#include "handoff/send_window.h"
 #include "handoff/writer_tickets.h"
 #include "sched/scheduler.h"
 
@@ -37,6 +38,8 @@ struct KvConnectorOptions {
   uint32_t unreachable_after = 3;                       // dials in a row
   Duration gone_after = std::chrono::seconds(30);       // without a session: that incarnation is given up
   Duration busy_retry = std::chrono::milliseconds(20);  // what BUSY suggests
+  SendWindowOptions send;                               // to one reader
+  uint32_t max_writer_tickets = 64;                     // RESERVED, RECEIVING or QUARANTINED, of one writer
   double max_writer_share = 0.5;                        // L9: of the pool, one writer
   double max_all_writers_share = 0.8;
   Duration stuck_after = std::chrono::seconds(10);  // L9: then only the writer's death helps; also between reports
@@ -61,8 +64,20 @@ struct ConnectorCounters {
   // Hand-offs out: how many failed by cause, and sums over those that were handed off.
   std::array<uint64_t, 6> failed{};  // [HandoffFailure]
   uint64_t handed_off = 0, bytes_handed_off = 0;
-  Duration reserve_time{}, transfer_time{}, exposed_time{};
+  Duration reserve_time{}, exposed_time{}, commit_time{};
+  struct Times {
+    Duration sum{};
+    uint64_t count = 0;
+  };
+  std::array<std::array<Times, 2>, 3> transfers{};  // [TransferMode][0: same host, 1: another]
+  uint64_t chunks_waited = 0;                       // for room in the window of their reader
+  uint64_t pieces = 0;                              // of chunks_posted, in bytes_posted
+  // From the last that was heard of a peer with which a hand-off was under way until that was over.
+  std::array<Times, 4> detected{};  // [DetectCause]
 };
+
+// How a peer's end, or its silence, came to be known.
+enum class DetectCause : uint8_t { kDeath, kSession, kTransport, kLease };
 
 class KvConnector {
  public:
@@ -119,7 +134,7 @@ class KvConnector {
   // worker_report.cc
   std::vector<PeerReport> Peers(TimePoint now) const;
   std::string_view transport_name() const { return transport_->name(); }
-  void AppendTransportMetrics(std::vector<Metric>* metrics) const { transport_->AppendMetrics(metrics); }
+  void AppendMetrics(TimePoint now, std::vector<Metric>* metrics) const;
   bool idle() const { return writer_.Live().empty() && reader_.Live().empty() && converting_.empty(); }
 
  private:
@@ -142,6 +157,9 @@ class KvConnector {
     TimePoint next_heartbeat = kNever;
     uint64_t bytes = 0;  // of what was handed off to it, and the time that its transfers took
     Duration transfer_time{};
+    double bytes_per_second = 0;  // of the last few
+    std::string lane;             // PeerOpened's
+    TimePoint heard = kNever;     // a message, or a transfer that ended well
     bool up() const { return greeted && open; }
   };
   struct ReaderSession {
@@ -149,18 +167,26 @@ class KvConnector {
     uint64_t session = 0;
     KvLayout layout;  // the writer's
     Hash128 numeric;  // likewise
+    TimePoint heard = kNever;
+    uint64_t bytes = 0;  // of its hand-offs that became READY
   };
   // kOpened: the pidfd is open, but may be of a process that took the pid over. A RESERVE that answers something
   // which was said after that confirms it.
   enum class Watch : uint8_t { kPending, kOpened, kOk, kImpossible };
   struct WatchedWriter {
     Watch watch{};
-    uint64_t pid = 0;  // as its Hello said; 0: on another host
+    uint64_t pid = 0;          // as its Hello said; 0: on another host
+    TimePoint heard = kNever;  // when its session ended
   };
 
   void Do(WriterActions* actions, TimePoint now, Outbox* out);
   void Do(ReaderActions* actions, TimePoint now, Outbox* out);
-  void Post(const WriterPost& post, TimePoint now);
+  void Queue(const WriterPost& post, TimePoint now);
+  void Pump(const ProcessId& reader, TimePoint now);
+  void Post(const SendWindow::Entry& entry, TimePoint now);
+  void CountDetected(DetectCause cause, TimePoint heard, TimePoint now);
+  bool Receives(const ProcessId& writer) const;  // something of it is RESERVED or RECEIVING
+  void AppendPeerMetrics(TimePoint now, std::vector<Metric>* metrics) const;
   void CountHandedOff(const WriterChild& child, TimePoint now);
   void OnReaderMessage(LinkId link, WriterSession& s, const PairMessage& m, TimePoint now, Outbox* out);
   void OnWriterMessage(LinkId link, ReaderSession& s, const PairMessage& m, TimePoint now, Outbox* out);
@@ -175,6 +201,9 @@ class KvConnector {
   void ReportStuck(TimePoint now, Outbox* out);
   bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
   uint32_t TiedUp(const ReaderTicket& ticket) const;
+  uint32_t CreditTickets(const ProcessId& writer) const;
+  uint64_t CreditBlocks(const ProcessId& writer) const;  // L9
+  uint64_t TotalBlocks() const;
   void Convert(const Ticket& ticket);
   Hash128 NumericOf(const KvLayout& from, const Hash128& numeric) const;
   Status CheckPeer(const PairHello& hello) const;
@@ -190,6 +219,9 @@ class KvConnector {
   std::map<ProcessId, LinkId> accepted_by_writer_;
   std::map<ProcessId, WatchedWriter> watches_;
   std::map<ChildEpoch, SequenceId> sends_;
+  std::map<ProcessId, SendWindow> windows_;                   // by reader; only those that are not idle
+  std::map<OpId, std::pair<ProcessId, uint64_t>> under_way_;  // reader and bytes
+  std::map<Ticket, uint64_t> granted_bytes_;                  // RESERVED and RECEIVING
   std::map<Ticket, SequenceId> receives_;
   std::map<Ticket, std::vector<QuarantinedBlocks>> quarantine_;
   TimePoint next_stuck_ = kNever;                  // when some writer may have become stuck

@@ -7,6 +7,12 @@ namespace baton {
 namespace {
 
 constexpr size_t kNumTicketStates = 5;  // reserved to quarantined; free ones are of no interest
+constexpr size_t kNumWriterStates = static_cast<size_t>(WriterState::kStopping) + 1;
+constexpr const char* kTicketStates[] = {"reserved", "receiving", "ready", "running", "quarantined"};
+constexpr const char* kPeerKinds[] = {"same-host", "other-host"};
+constexpr const char* kDetectCauses[] = {"death", "session", "transport", "lease"};
+constexpr TransferMode kModes[] = {TransferMode::kOneSided, TransferMode::kReceiverPosted, TransferMode::kKeyedPut};
+constexpr double kNewest = 0.25;  // weight of the newest hand-off in a path's recent rate
 constexpr const char* kFailureCodes[] = {"busy", "refused", "peer_lost", "undecided", "transfer", "not_admitted"};
 
 class Metrics {
@@ -16,30 +22,87 @@ class Metrics {
   void Count(const char* name, const char* label, const char* value, uint64_t count) {
     Count(std::string(name) + "{" + label + "=\"" + value + "\"}", count);
   }
-  // A sum of seconds and what it was summed over.
-  void Time(const std::string& name, Duration sum, uint64_t count) {
-    to_->push_back({name + "_sum", Seconds(sum)});
-    Count(name + "_count", count);
+  void Gauge(std::string name, double value) { to_->push_back({std::move(name), value}); }
+  // A sum and what it was summed over. `labels`: "" or {...}.
+  void Sum(const std::string& name, double sum, uint64_t count, const std::string& labels = "") {
+    to_->push_back({name + "_sum" + labels, sum});
+    Count(name + "_count" + labels, count);
+  }
+  void Time(const std::string& name, Duration sum, uint64_t count, const std::string& labels = "") {
+    Sum(name, Seconds(sum), count, labels);
   }
 
  private:
   std::vector<Metric>* to_;
 };
 
+// Of host:port. Whoever is on this machine dials it by the loopback or by the address that it is known under.
+std::string_view HostOf(std::string_view address) { return address.substr(0, address.rfind(':')); }
+bool IsOnHost(std::string_view address, std::string_view self) {
+  return HostOf(address) == HostOf(self) || address.starts_with("127.") || address.starts_with("localhost:") ||
+         address.starts_with("[::1]");
+}
+
+TicketState Shown(TicketState state) {
+  // One that is converted is still being received, for whoever reads the report.
+  return state == TicketState::kConverting ? TicketState::kReceiving : state;
+}
+
 }  // namespace
+
+void KvConnector::CountDetected(DetectCause cause, TimePoint heard, TimePoint now) {
+  if (heard == kNever) return;
+  ConnectorCounters::Times& times = counters_.detected[static_cast<size_t>(cause)];
+  times.sum += now - heard;
+  ++times.count;
+}
+
+bool KvConnector::Receives(const ProcessId& writer) const {
+  for (const ReaderTicket* t : reader_.Live()) {
+    if (t->writer == writer && (t->state == TicketState::kReserved || t->state == TicketState::kReceiving)) return true;
+  }
+  return false;
+}
+
+// L9: what the writer may still tie up. It is more for one that ties up nothing: the caps do not bind its only ticket.
+uint64_t KvConnector::CreditBlocks(const ProcessId& writer) const {
+  uint64_t of_writer = 0, of_all = 0;
+  for (const ReaderTicket* t : reader_.Live()) {
+    if (t->state == TicketState::kReady || t->state == TicketState::kRunning) continue;
+    of_all += TiedUp(*t);
+    of_writer += t->writer == writer ? TiedUp(*t) : 0;
+  }
+  const auto total = static_cast<double>(TotalBlocks());
+  const auto left = [total](double share, uint64_t used) {
+    const auto cap = static_cast<uint64_t>(share * total);
+    return cap - std::min(cap, used);
+  };
+  return std::min(left(options_.max_writer_share, of_writer), left(options_.max_all_writers_share, of_all));
+}
 
 void KvConnector::CountHandedOff(const WriterChild& child, TimePoint now) {
   ++counters_.handed_off;
   counters_.bytes_handed_off += child.bytes_quiesced;
   if (child.granted != kNever) counters_.reserve_time += child.granted - child.begun;
   if (child.finished != kNever) counters_.exposed_time += now - child.finished;
+  if (child.finished != kNever) {
+    const TimePoint complete = child.last_quiesced == kNever ? child.finished : child.last_quiesced;
+    counters_.commit_time += now - std::max(child.finished, complete);
+  }
   if (child.last_quiesced == kNever) return;  // the reader had everything
   const Duration transfer = child.last_quiesced - child.first_post;
-  counters_.transfer_time += transfer;
   const auto it = dialed_.find(child.reader);
   if (it == dialed_.end()) return;
-  it->second.bytes += child.bytes_quiesced;
-  it->second.transfer_time += transfer;
+  WriterSession& s = it->second;
+  const bool other_host = !IsOnHost(s.peer.address, options_.self.address);
+  ConnectorCounters::Times& times = counters_.transfers[static_cast<size_t>(s.mode)][other_host ? 1 : 0];
+  times.sum += transfer;
+  ++times.count;
+  s.bytes += child.bytes_quiesced;
+  s.transfer_time += transfer;
+  if (transfer <= Duration(0)) return;
+  const double rate = static_cast<double>(child.bytes_quiesced) / Seconds(transfer);
+  s.bytes_per_second += (s.bytes_per_second > 0 ? kNewest : 1) * (rate - s.bytes_per_second);
 }
 
 std::vector<PeerReport> KvConnector::Peers(TimePoint now) const {
@@ -47,15 +110,41 @@ std::vector<PeerReport> KvConnector::Peers(TimePoint now) const {
   for (const auto& [peer, s] : dialed_) {
     PeerReport& r = readers[peer];
     r.up = s.up();
-    r.one_sided = s.mode == TransferMode::kOneSided;
+    r.mode = s.mode;
+    r.lane = s.lane;
     r.bytes = s.bytes;
     r.transfer_time = s.transfer_time;
+    r.bytes_per_second = s.bytes_per_second;
   }
-  for (const WriterChild* c : writer_.Live()) ++readers[c->reader].hand_offs;
-  for (const auto& [peer, link] : accepted_by_writer_) writers[peer].up = true;
+  for (const WriterChild* c : writer_.Live()) {
+    PeerReport& r = readers[c->reader];
+    ++r.hand_offs;
+    r.states.resize(kNumWriterStates);
+    ++r.states[static_cast<size_t>(c->state)];
+  }
+  for (auto& [peer, r] : readers) {
+    const auto window = windows_.find(peer);
+    r.credit_bytes = window == windows_.end() ? options_.send.window_bytes : window->second.credit();
+    if (window == windows_.end()) continue;
+    r.in_flight_bytes = window->second.in_flight();
+    r.queued_bytes = window->second.queued();
+  }
+  const uint64_t block_bytes = options_.pool.total_bytes / std::max<uint64_t>(1, TotalBlocks());
+  for (const auto& [peer, link] : accepted_by_writer_) {
+    PeerReport& r = writers[peer];
+    r.up = true;
+    r.bytes = accepted_.at(link).bytes;
+    r.credit_bytes = CreditBlocks(peer) * block_bytes;
+    r.credit_tickets = CreditTickets(peer);
+  }
   for (const ReaderTicket* t : reader_.Live()) {
     PeerReport& r = writers[t->writer];
-    r.one_sided = t->mode == TransferMode::kOneSided;
+    r.mode = t->mode;
+    r.states.resize(kNumTicketStates);
+    ++r.states[static_cast<size_t>(Shown(t->state)) - 1];
+    if (const auto it = granted_bytes_.find(t->ticket); it != granted_bytes_.end() && !t->chunks.empty()) {
+      r.in_flight_bytes += it->second - it->second * t->chunks_arrived / t->chunks.size();
+    }
     if (t->state != TicketState::kQuarantined) {
       r.hand_offs += t->state == TicketState::kReady || t->state == TicketState::kRunning ? 0 : 1;
       continue;
@@ -77,6 +166,28 @@ std::vector<PeerReport> KvConnector::Peers(TimePoint now) const {
   return out;
 }
 
+void KvConnector::AppendMetrics(TimePoint now, std::vector<Metric>* metrics) const {
+  Metrics m(metrics);
+  uint64_t credits[2] = {}, lanes[std::size(kModes)] = {}, peers[2] = {}, quarantined = 0;
+  Duration oldest{};
+  for (const PeerReport& peer : Peers(now)) {
+    credits[peer.writes_here ? 1 : 0] += peer.credit_bytes;
+    ++peers[peer.up ? 0 : 1];
+    if (peer.up && !peer.writes_here) ++lanes[static_cast<size_t>(peer.mode)];
+    quarantined += peer.quarantined_blocks;
+    oldest = std::max(oldest, peer.oldest_quarantine);
+  }
+  m.Count("kv_credits_bytes", "direction", "out", credits[0]);
+  m.Count("kv_credits_bytes", "direction", "in", credits[1]);
+  m.Count("kv_peer_state", "state", "up", peers[0]);
+  m.Count("kv_peer_state", "state", "down", peers[1]);
+  // A pair of one host that is not one-sided where it should be shows here.
+  for (size_t i = 0; i < std::size(kModes); ++i) m.Count("kv_lane", "mode", Word(kModes[i]).data(), lanes[i]);
+  m.Count("kv_quarantine_blocks", quarantined);
+  m.Gauge("kv_quarantine_age_seconds", Seconds(oldest));
+  transport_->AppendMetrics(metrics);
+}
+
 WorkerReport EngineCore::MakeReport(TimePoint now) const {
   WorkerReport out;
   out.uptime = now - started_;
@@ -87,11 +198,9 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
   }
   out.tickets.resize(kNumTicketStates);
   for (const ReaderTicket* t : connector_.reader().Live()) {
-    // One that is converted is still being received, for whoever reads the report.
-    const TicketState shown = t->state == TicketState::kConverting ? TicketState::kReceiving : t->state;
-    ++out.tickets[static_cast<size_t>(shown) - 1];
+    ++out.tickets[static_cast<size_t>(Shown(t->state)) - 1];
   }
-  out.sends.resize(static_cast<size_t>(WriterState::kStopping) + 1);
+  out.sends.resize(kNumWriterStates);
   for (const WriterChild* c : connector_.writer().Live()) ++out.sends[static_cast<size_t>(c->state)];
   out.peers = connector_.Peers(now);
 
@@ -136,11 +245,28 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
     m.Count("kv_handoff_failures_total", "code", kFailureCodes[i], c.failed[i]);
   }
   m.Time("kv_reserve_seconds", c.reserve_time, c.handed_off);
-  m.Time("kv_transfer_seconds", c.transfer_time, c.handed_off);
+  for (const TransferMode mode : kModes) {
+    for (size_t kind = 0; kind < std::size(kPeerKinds); ++kind) {
+      const ConnectorCounters::Times& times = c.transfers[static_cast<size_t>(mode)][kind];
+      m.Time("kv_transfer_seconds", times.sum, times.count,
+             "{mode=\"" + std::string(Word(mode)) + "\",peer_kind=\"" + kPeerKinds[kind] + "\"}");
+    }
+  }
   m.Time("kv_exposed_tail_seconds", c.exposed_time, c.handed_off);
+  m.Time("kv_commit_seconds", c.commit_time, c.handed_off);
+  m.Count("kv_chunks_waited_total", c.chunks_waited);
+  m.Sum("kv_pieces_per_chunk", static_cast<double>(c.pieces), c.chunks_posted);
+  m.Sum("kv_piece_bytes", static_cast<double>(c.bytes_posted), c.pieces);
+  for (size_t cause = 0; cause < c.detected.size(); ++cause) {
+    m.Time("kv_detect_seconds", c.detected[cause].sum, c.detected[cause].count,
+           std::string("{cause=\"") + kDetectCauses[cause] + "\"}");
+  }
+  for (size_t state = 0; state < out.tickets.size(); ++state) {
+    m.Count("kv_tickets", "state", kTicketStates[state], out.tickets[state]);
+  }
   m.Count("kv_sessions_total", c.sessions);
   m.Count("kv_protocol_errors_total", c.protocol_errors);
-  connector_.AppendTransportMetrics(&out.metrics);
+  connector_.AppendMetrics(now, &out.metrics);
   return out;
 }
 

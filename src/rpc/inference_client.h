@@ -37,6 +37,10 @@ struct LaneDescription {
   Duration oldest_quarantine{};
   uint64_t bytes = 0;
   double bytes_per_second = 0;
+  std::string lane;
+  uint64_t in_flight_bytes = 0, queued_bytes = 0, credit_bytes = 0;
+  uint32_t credit_tickets = 0;
+  std::map<std::string, uint32_t> states;
 };
 // One worker as GetCluster describes it.
 struct WorkerDescription {

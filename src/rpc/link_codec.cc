@@ -198,12 +198,20 @@ void Put(const WorkerReport& from, wire::WorkerReport* to) {
     out->set_incarnation(peer.incarnation);
     out->set_up(peer.up);
     out->set_writes_here(peer.writes_here);
-    out->set_one_sided(peer.one_sided);
+    out->set_one_sided(peer.mode == TransferMode::kOneSided);
+    out->set_mode(static_cast<uint32_t>(peer.mode) + 1);
+    out->set_lane(peer.lane);
     out->set_hand_offs(peer.hand_offs);
     out->set_quarantined_blocks(peer.quarantined_blocks);
     out->set_oldest_quarantine_ns(peer.oldest_quarantine.count());
     out->set_bytes(peer.bytes);
     out->set_transfer_time_ns(peer.transfer_time.count());
+    out->set_bytes_per_second(peer.bytes_per_second);
+    out->set_in_flight_bytes(peer.in_flight_bytes);
+    out->set_queued_bytes(peer.queued_bytes);
+    out->set_credit_bytes(peer.credit_bytes);
+    out->set_credit_tickets(peer.credit_tickets);
+    out->mutable_states()->Add(peer.states.begin(), peer.states.end());
   }
   for (const Metric& metric : from.metrics) {
     wire::Metric* out = to->add_metrics();
@@ -234,12 +242,23 @@ WorkerReport GetReport(const wire::WorkerReport& from, Checker* check) {
     to.incarnation = peer.incarnation();
     to.up = peer.up();
     to.writes_here = peer.writes_here();
-    to.one_sided = peer.one_sided();
+    to.mode = peer.one_sided() ? TransferMode::kOneSided : TransferMode::kReceiverPosted;
+    if (peer.mode() != 0) to.mode = ToEnum(check, "report.peer.mode", peer.mode() - 1, TransferMode::kKeyedPut);
+    to.lane = peer.lane();
     to.hand_offs = peer.hand_offs();
     to.quarantined_blocks = peer.quarantined_blocks();
     to.oldest_quarantine = Duration(peer.oldest_quarantine_ns());
     to.bytes = peer.bytes();
     to.transfer_time = Duration(peer.transfer_time_ns());
+    to.bytes_per_second = peer.bytes_per_second();
+    to.in_flight_bytes = peer.in_flight_bytes();
+    to.queued_bytes = peer.queued_bytes();
+    to.credit_bytes = peer.credit_bytes();
+    to.credit_tickets = peer.credit_tickets();
+    to.states = GetGroupCounts("report.peer.states", peer.states(), check);
+    check->AtMost("report.peer.lane length", peer.lane().size(), kMaxWireName);
+    check->PlainWord("report.peer.lane", peer.lane());
+    check->Finite("report.peer.bytes_per_second", peer.bytes_per_second());
     check->AtMost("report.peer.name length", peer.name().size(), kMaxWireName);
     check->PlainWord("report.peer.name", peer.name());
     check->NotNegative("report.peer.oldest_quarantine", peer.oldest_quarantine_ns());

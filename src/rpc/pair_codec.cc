@@ -141,7 +141,7 @@ Reserve GetReserve(const wire::Reserve& from, Checker* check) {
                   GetProgress(from.progress(), check),
                   GetHashes("reserve.page_hashes", from.page_hashes(), check),
                   from.num_tokens(),
-                  ToEnum(check, "reserve.mode", from.mode(), TransferMode::kReceiverPosted)};
+                  ToEnum(check, "reserve.mode", from.mode(), TransferMode::kKeyedPut)};
   const uint64_t tokens = reserve.request->prompt.size() + reserve.progress.tokens.size();
   check->AtLeast("reserve.num_tokens", reserve.num_tokens, 1);
   check->AtMost("reserve.num_tokens", reserve.num_tokens, tokens);

@@ -462,13 +462,22 @@ void ReportToWire(const WorkerSnapshot& in, v1::WorkerState* out) {
     lane->set_incarnation(peer.incarnation);
     lane->set_incoming(peer.writes_here);
     lane->set_up(peer.up);
-    lane->set_mode(peer.one_sided ? "one-sided" : "receiver-posted");
+    lane->set_mode(std::string(Word(peer.mode)));
+    lane->set_lane(peer.lane);
     lane->set_hand_offs(peer.hand_offs);
     lane->set_quarantined_blocks(peer.quarantined_blocks);
     lane->set_oldest_quarantine_us(Micros(peer.oldest_quarantine));
     lane->set_bytes(peer.bytes);
-    const double seconds = Seconds(peer.transfer_time);
-    lane->set_bytes_per_second(seconds > 0 ? static_cast<double>(peer.bytes) / seconds : 0);
+    lane->set_bytes_per_second(peer.bytes_per_second);
+    lane->set_in_flight_bytes(peer.in_flight_bytes);
+    lane->set_queued_bytes(peer.queued_bytes);
+    lane->set_credit_bytes(peer.credit_bytes);
+    lane->set_credit_tickets(peer.credit_tickets);
+    if (peer.writes_here) {
+      CountsToWire(peer.states, kTicketStates, lane->mutable_states());
+    } else {
+      CountsToWire(peer.states, kSendStates, lane->mutable_states());
+    }
   }
   for (const Metric& metric : report.metrics) (*out->mutable_metrics())[metric.name] = metric.value;
 }
@@ -596,9 +605,22 @@ ClusterDescription FromWire(const v1::ClusterSnapshot& in) {
     to.tickets.insert(worker.tickets().begin(), worker.tickets().end());
     to.hand_offs.insert(worker.hand_offs().begin(), worker.hand_offs().end());
     for (const v1::Lane& lane : worker.lanes()) {
-      to.lanes.push_back({lane.peer(), lane.incarnation(), lane.incoming(), lane.up(), lane.mode(), lane.hand_offs(),
-                          lane.quarantined_blocks(), FromMicros(lane.oldest_quarantine_us()), lane.bytes(),
-                          lane.bytes_per_second()});
+      to.lanes.push_back({lane.peer(),
+                          lane.incarnation(),
+                          lane.incoming(),
+                          lane.up(),
+                          lane.mode(),
+                          lane.hand_offs(),
+                          lane.quarantined_blocks(),
+                          FromMicros(lane.oldest_quarantine_us()),
+                          lane.bytes(),
+                          lane.bytes_per_second(),
+                          lane.lane(),
+                          lane.in_flight_bytes(),
+                          lane.queued_bytes(),
+                          lane.credit_bytes(),
+                          lane.credit_tickets(),
+                          {lane.states().begin(), lane.states().end()}});
     }
     to.metrics.insert(worker.metrics().begin(), worker.metrics().end());
     to.prefill_tokens_per_second = worker.prefill_tokens_per_second();

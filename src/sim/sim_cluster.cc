@@ -233,6 +233,7 @@ void SimCluster::Restart(size_t index) {
   o.scheduler.max_context_tokens = options_.max_context_tokens;
   o.scheduler.prefix_cache = options_.prefix_cache;
   o.roles = w.roles;
+  o.send = options_.send;
   o.submit_credits = options_.max_waiting;
   o.prior = {4e-4, 2e-5, 0, 3e-5, 0};
   o.host = "sim";

@@ -37,6 +37,7 @@ struct SimOptions {
   uint32_t max_running = 12, max_waiting = 64, max_context_tokens = 400;
   TransferMode mode = TransferMode::kOneSided;
   bool prefix_cache = true;
+  SendWindowOptions send;
   SimCost cost;
   Duration min_delay = std::chrono::microseconds(50), max_delay = std::chrono::microseconds(400);
   double message_drop = 0, message_duplicate = 0, message_late = 0;  // pair links; late: overtaken by others

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "e2e/cluster.h"
+#include "support/metric_names.h"
 
 namespace baton::test {
 namespace {
@@ -179,6 +180,9 @@ TEST(OperateTest, AWatcherSeesAChangeAndTheSnapshotTellsBlocksPathsAndCounts) {
     EXPECT_GT(w->decode_step_seconds, 0);
     EXPECT_GT(w->prefill_tokens_per_second, 0);
     EXPECT_EQ(w->metrics.at("kv_aborts_total{code=\"lease\"}"), 0);
+    for (const auto* names : {&kHandOffMetrics, &kTransportMetrics}) {
+      for (const std::string_view name : *names) EXPECT_TRUE(w->metrics.contains(std::string(name))) << name;
+    }
   }
   ASSERT_FALSE(p.lanes.empty());
   EXPECT_EQ(p.lanes[0].peer, "decode-0");
@@ -186,6 +190,17 @@ TEST(OperateTest, AWatcherSeesAChangeAndTheSnapshotTellsBlocksPathsAndCounts) {
   EXPECT_EQ(p.lanes[0].mode, "one-sided");
   EXPECT_GT(p.lanes[0].bytes, 0u);
   EXPECT_GT(p.lanes[0].bytes_per_second, 0);
+  EXPECT_EQ(p.lanes[0].lane, "posix");
+  EXPECT_GT(p.lanes[0].credit_bytes, 0u);
+  EXPECT_EQ(p.lanes[0].states.size(), 0u) << "nothing is under way";
+  EXPECT_GT(p.metrics.at("kv_transfer_seconds_count{mode=\"one-sided\",peer_kind=\"same-host\"}"), 0);
+  EXPECT_GT(p.metrics.at("kv_commit_seconds_sum"), 0);
+  EXPECT_GT(p.metrics.at("kv_piece_bytes_sum"), 0);
+  EXPECT_EQ(p.metrics.at("kv_lane{mode=\"one-sided\"}"), 1);
+  ASSERT_FALSE(d.lanes.empty());
+  EXPECT_TRUE(d.lanes[0].incoming);
+  EXPECT_GT(d.lanes[0].bytes, 0u);
+  EXPECT_GT(d.lanes[0].credit_tickets, 0u);
   EXPECT_GE(p.metrics.at("kv_bytes_total{direction=\"out\"}"), static_cast<double>(p.lanes[0].bytes));
   EXPECT_EQ(d.metrics.at("kv_commits_total{answer=\"ack\"}"), p.metrics.at("kv_handed_off_total"));
   cluster.StopInOrder();

@@ -53,6 +53,19 @@ TEST(SimClusterTest, UnlikePairsKeepEveryPromiseUnderFaults) {
   EXPECT_GT(c.preemptions, 0u);
 }
 
+TEST(SimClusterTest, FullWindowsBetweenPairsKeepEveryPromiseUnderFaults) {
+  const ScenarioCounts c = RunAll(16, [](uint64_t seed) {
+    ScenarioOptions o = MixedScenario(seed);
+    o.cluster.send = {seed % 2 == 0 ? 1u : 8'000u, 16'000};
+    o.step_failures += 1;  // also of steps whose layers are on their way
+    o.cluster.layers = 8;  // two chunks or more to a hand-off
+    o.cluster.transfer.post_delay = 0.5;
+    o.cluster.transfer.max_delay = milliseconds(20);
+    return o;
+  });
+  EXPECT_GT(c.chunks_waited, 40u);
+}
+
 TEST(SimClusterTest, CorruptStagingIsNeverConverted) {
   const ScenarioCounts c = RunAll(20, [](uint64_t seed) {
     ScenarioOptions o;

@@ -20,7 +20,7 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   surplus_parts += o.surplus_parts, transfer_bytes += o.transfer_bytes, hidden_bytes += o.hidden_bytes;
   replay_faults += o.replay_faults;
   cancelled_reserving += o.cancelled_reserving, cancelled_ready += o.cancelled_ready;
-  leaked_blocks += o.leaked_blocks, busy += o.busy;
+  leaked_blocks += o.leaked_blocks, busy += o.busy, chunks_waited += o.chunks_waited;
   faults.Add(o.faults);
   for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
   for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
@@ -327,6 +327,7 @@ void Scenario::CollectCounts() {
     counts_.cached_tokens += core->counters().cached_tokens;
     counts_.grants += core->connector().counters().grants;
     counts_.busy += core->connector().counters().busy;
+    counts_.chunks_waited += core->connector().counters().chunks_waited;
     counts_.converted += core->connector().counters().converted;
     counts_.converted_unused += core->connector().counters().converted_unused;
     counts_.repushes += core->connector().writer().counters().repushes;
@@ -363,6 +364,9 @@ ScenarioOptions MixedScenario(uint64_t seed) {
   if (rng.Chance(0.3)) o.pair_breaks = static_cast<uint32_t>(rng.Below(4));
   if (rng.Chance(0.2)) o.step_failures = static_cast<uint32_t>(rng.Below(3));
   if (rng.Chance(0.1)) o.front_restarts = 1;
+  // Room for one chunk, or for a few, on the way to a reader; else for all that there ever is.
+  const uint64_t block = SimLayout(c.block_tokens, c.layers).BlockBytes(0);
+  if (seed % 3 != 0) c.send = {seed % 3 == 1 ? 1 : 2 * block, 4 * block};
   return o;
 }
 

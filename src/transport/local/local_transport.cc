@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "transport/admission_table.h"
 #include "transport/digest_copy.h"
@@ -119,6 +121,7 @@ class LocalTransport::Worker {
   void Push(Command command) {
     {
       std::lock_guard lock(port_->mutex);
+      if (commands_.empty()) first_pushed_ = clock_.Now();
       commands_.push_back(std::move(command));
     }
     port_->ready.notify_one();
@@ -148,7 +151,9 @@ class LocalTransport::Worker {
   const std::shared_ptr<LocalFabric::State> fabric_;
   const LocalOptions options_;
   std::shared_ptr<Port> port_;
+  SteadyClock clock_;
   std::deque<Command> commands_;  // under port_->mutex
+  TimePoint first_pushed_{};      // likewise, of commands_
   // Progress thread only.
   std::map<ProcessId, std::shared_ptr<Port>> open_;
   std::deque<std::unique_ptr<Op>> ops_;
@@ -162,6 +167,10 @@ bool LocalTransport::Worker::TakeWork(std::deque<Command>* commands, std::deque<
       lock, [this] { return !ops_.empty() || port_->stopped || !commands_.empty() || !port_->notices.empty(); });
   commands->swap(commands_);
   notices->swap(port_->notices);
+  if (!commands->empty()) {
+    const Duration waited = clock_.Now() - first_pushed_;
+    CountTurn(port_->counters, static_cast<uint64_t>(std::max(waited, Duration(0)).count()));
+  }
   return !port_->stopped;
 }
 

@@ -132,6 +132,7 @@ void UcxEngine::Push(Command command) {
   {
     std::lock_guard lock(mutex_);
     first = commands_.empty();
+    if (first) first_pushed_ = clock_.Now();
     commands_.push_back(std::move(command));
   }
   const uint64_t one = 1;
@@ -157,10 +158,13 @@ void UcxEngine::Handle(TransferPost post, TimePoint) { writer_->Post(std::move(p
 // True: something was done.
 bool UcxEngine::RunCommands(TimePoint now) {
   std::vector<Command> commands;
+  TimePoint pushed;
   {
     std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    pushed = first_pushed_;
   }
+  if (!commands.empty()) CountTurn(counters_, static_cast<uint64_t>(std::max(now - pushed, Duration(0)).count()));
   for (Command& command : commands) {
     std::visit([&](auto& c) { Handle(std::move(c), now); }, command);
   }

@@ -75,6 +75,7 @@ class UcxEngine {
 
   std::mutex mutex_;
   std::vector<Command> commands_;
+  TimePoint first_pushed_{};  // of commands_
   bool stop_ = false;
   std::thread thread_;
 };

@@ -101,7 +101,7 @@ StatusOr<TransferMode> UcxWriter::ChooseMode(const UcxDescriptor& remote) const 
 
 void UcxWriter::Open(const ProcessId& reader, std::span<const std::byte> descriptor, TimePoint now) {
   if (Link* link = FindOpen(reader)) {
-    events_->Push(PeerOpened{reader, OkStatus(), link->mode});
+    events_->Push(PeerOpened{reader, OkStatus(), link->mode, LaneOf(*link)});
     return;
   }
   auto link = std::make_unique<Link>();
@@ -118,7 +118,7 @@ void UcxWriter::Open(const ProcessId& reader, std::span<const std::byte> descrip
     links_.push_back(std::move(link));
     if (!status.ok()) Lose(*links_.back(), status);
   } else {
-    events_->Push(PeerOpened{reader, status.Annotate("open " + reader.name), {}});
+    events_->Push(PeerOpened{reader, status.Annotate("open " + reader.name), {}, {}});
   }
 }
 
@@ -142,6 +142,8 @@ Status UcxWriter::Connect(Link& link) {
   return OkStatus();
 }
 
+std::string UcxWriter::LaneOf(const Link& link) { return link.mode == TransferMode::kOneSided ? "posix" : "tcp"; }
+
 void UcxWriter::OnAnswer(std::span<const std::byte> message) {
   const auto answer = LinkAnswer::Parse(message);
   if (!answer) return;
@@ -153,7 +155,7 @@ void UcxWriter::OnAnswer(std::span<const std::byte> message) {
   }
   link->open = true;
   link->open_deadline = kNever;
-  events_->Push(PeerOpened{link->peer, OkStatus(), link->mode});
+  events_->Push(PeerOpened{link->peer, OkStatus(), link->mode, LaneOf(*link)});
 }
 
 void UcxWriter::Lose(Link& link, Status why) {
@@ -161,7 +163,7 @@ void UcxWriter::Lose(Link& link, Status why) {
     Count(counters_->peers_lost);
     events_->Push(PeerLost{link.peer, why.Annotate("path to " + link.peer.name)});
   } else {
-    events_->Push(PeerOpened{link.peer, why.Annotate("open " + link.peer.name), link.mode});
+    events_->Push(PeerOpened{link.peer, why.Annotate("open " + link.peer.name), link.mode, {}});
   }
   BeginClose(link, std::move(why));
 }
@@ -180,7 +182,7 @@ void UcxWriter::Close(const ProcessId& peer) {
   for (auto& link : links_) {
     if (link->peer != peer || link->closing) continue;
     const Status why = CancelledError("closed by this side");
-    if (!link->open) events_->Push(PeerOpened{peer, why, link->mode});
+    if (!link->open) events_->Push(PeerOpened{peer, why, link->mode, {}});
     BeginClose(*link, why);
   }
 }

@@ -51,6 +51,7 @@ class UcxWriter {
 
   StatusOr<TransferMode> ChooseMode(const UcxDescriptor& remote) const;
   Status Connect(Link& link);
+  static std::string LaneOf(const Link& link);
   Link* FindOpen(const ProcessId& peer);
   Link* FindLink(uint64_t number);
   Status CheckTargets(const Op& op, const Link& link) const;

@@ -35,6 +35,9 @@ ClusterDescription Busy() {
   lane.hand_offs = 99999;
   lane.bytes = uint64_t{1} << 60;
   lane.bytes_per_second = 123e9;
+  lane.lane = "a-lane-with-a-long-name";
+  lane.in_flight_bytes = uint64_t{1} << 59;
+  lane.states["pushing"] = 7;
   w.lanes = {lane};
   w.metrics["kv_aborts_total{code=\"lease\"}"] = 3;
   c.workers = {w};

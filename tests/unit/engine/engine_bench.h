@@ -76,8 +76,9 @@ struct EngineBench {
   static constexpr LinkId kFrontLink{uint64_t{1} << 63};
   static constexpr LinkId kWriterLink{(uint64_t{1} << 63) + 1};
 
-  explicit EngineBench(RoleMask roles = {}, uint32_t pool_blocks = 16) {
+  explicit EngineBench(RoleMask roles = {}, uint32_t pool_blocks = 16, SendWindowOptions send = {}) {
     EngineOptions o;
+    o.send = send;
     o.self = {{"w", {3, 4}}, "w.host:1"};
     o.model = {"tiny", {1, 2}};
     o.layout.block_tokens = 16;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "engine_bench.h"
+#include "support/metric_names.h"
 
 namespace baton {
 namespace {
@@ -178,6 +179,26 @@ TEST(EngineCore, ACancelWhileBytesAreInFlightKeepsTheBlocksUntilTheyAreQuiesced)
   b.Turn();
   EXPECT_EQ(b.core->pool().counts(0).owned, 0u);
   EXPECT_EQ(b.Sent<Drained>().size(), 1u);
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineCore, AStepThatFailsWhileBytesAreInFlightKeepsTheBlocksUntilTheyAreQuiesced) {
+  EngineBench b({true, false});
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+  const StepId step = b.runner.launched.front().id;
+  b.runner.events.push_back(LayersReady{step, 4});
+  b.Turn();
+  ASSERT_EQ(b.transport.posts.size(), 1u);
+  b.runner.launched.pop_front();
+  b.runner.events.push_back(StepResult{step, InternalError("no more memory"), {}, {}, {}, {}});
+  b.Turn();
+  EXPECT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.core->pool().counts(0).owned, 3u) << "S1: a transfer still reads them";
+  b.transport.QuiesceAll();
+  b.Turn();
+  EXPECT_EQ(b.core->pool().counts(0).owned, 0u);
   EXPECT_TRUE(b.core->idle());
 }
 
@@ -601,6 +622,11 @@ TEST(EngineCore, AReportTellsBlocksTicketsPeersAndCountsOncePerSecond) {
   EXPECT_TRUE(r.peers[0].up && r.peers[0].writes_here);
   EXPECT_EQ(r.peers[0].quarantined_blocks, 2u);
   EXPECT_EQ(r.peers[0].oldest_quarantine, milliseconds(600));
+  EXPECT_EQ(r.peers[0].states, r.tickets);
+  EXPECT_EQ(r.peers[0].credit_tickets, 62u);
+  EXPECT_EQ(r.peers[0].in_flight_bytes, 3 * b.layout.BlockBytes(0)) << "granted and not arrived";
+  // L9: half of 16 blocks for one writer, of which three are reserved and two quarantined.
+  EXPECT_NEAR(static_cast<double>(r.peers[0].credit_bytes), 3.0 * b.layout.BlockBytes(0), b.layout.BlockBytes(0) / 8.0);
   std::map<std::string, double> metrics;
   for (const Metric& m : r.metrics) EXPECT_TRUE(metrics.emplace(m.name, m.value).second) << m.name << " twice";
   EXPECT_EQ(metrics.at("kv_reserves_total{answer=\"granted\"}"), 2);
@@ -609,6 +635,68 @@ TEST(EngineCore, AReportTellsBlocksTicketsPeersAndCountsOncePerSecond) {
   b.now += milliseconds(500);
   b.Turn();
   EXPECT_EQ(b.reports.size(), 1u);
+}
+
+TEST(EngineCore, EveryMetricOfHandOffsIsThereFromTheStartAtZero) {
+  EngineBench b;
+  b.reports.clear();
+  b.now += seconds(2);
+  b.Turn();
+  ASSERT_EQ(b.reports.size(), 1u);
+  std::map<std::string_view, double> metrics;
+  for (const Metric& m : b.reports[0].metrics) metrics.emplace(m.name, m.value);
+  for (const std::string_view name : test::kHandOffMetrics) {
+    const auto it = metrics.find(name);
+    EXPECT_TRUE(it != metrics.end() && it->second == 0) << name;
+  }
+}
+
+TEST(EngineCore, WhatAPairMayHaveUnderWayIsBoundedAndTheRestFollowsByTheDeadlineOfItsDecode) {
+  const uint64_t block = EngineBench().layout.BlockBytes(0);
+  EngineBench b({true, false}, 16, {3 * block, 100 * block});
+  b.Front(PrefillCommand{b.Make(1, 48, 8), EngineBench::Fresh(), 1, b.reader});
+  b.AnswerDial();
+  b.FromReader(b.GrantFor(b.Last<Reserve>(), 0));
+  b.Finish(9);
+  ASSERT_EQ(b.transport.bytes_posted(), 3 * block);
+  const auto hand_off = [&](uint64_t number, uint32_t tokens) {
+    b.now += milliseconds(10);
+    b.Front(PrefillCommand{b.Make(number, tokens, 8), EngineBench::Fresh(), 1, b.reader});
+    Grant grant = b.GrantFor(b.Last<Reserve>(), 0);
+    grant.ticket.slot = static_cast<uint32_t>(number);
+    b.FromReader(grant);
+    b.Finish(9);
+  };
+  hand_off(2, 64);
+  hand_off(3, 16);
+  EXPECT_EQ(b.transport.posts.size(), 1u) << "the window is full";
+  b.now += seconds(2);
+  b.Turn();
+  const PeerReport& path = b.reports.back().peers.at(0);
+  EXPECT_EQ(path.in_flight_bytes, 3 * block);
+  EXPECT_EQ(path.queued_bytes, 5 * block);
+  EXPECT_EQ(path.credit_bytes, 0u);
+  EXPECT_EQ(path.states, (std::vector<uint32_t>{0, 0, 3, 0, 0})) << "three are pushing";
+  b.Front(CancelCommand{b.Make(2, 64, 8)->id, 1});
+  EXPECT_EQ(b.Sent<Drained>().size(), 1u) << "nothing of it is under way: quiet at once";
+  hand_off(4, 64);
+  b.transport.QuiesceAll();
+  b.Turn();
+  ASSERT_EQ(b.transport.posts.size(), 2u);
+  EXPECT_EQ(b.transport.posts[1].ticket.slot, 3u) << "both are due; the shorter goes first";
+  b.transport.events.push_back(Quiesced{b.transport.posts[1].op, OkStatus(), 0});
+  b.Turn();
+  ASSERT_EQ(b.transport.posts.size(), 3u) << "larger than the window: alone";
+  EXPECT_EQ(b.transport.posts[2].ticket.slot, 4u);
+  EXPECT_EQ(b.core->connector().counters().chunks_waited, 3u);
+}
+
+TEST(EngineCore, AWriterHoldsAtMostItsTicketsAndHearsBusyBeyond) {
+  EngineBench b({false, true}, 400);
+  b.Greet();
+  for (uint64_t n = 1; n <= 65; ++n) b.FromWriter(b.ReserveFor(b.Make(n, 16, 3), 1));
+  EXPECT_EQ(b.Sent<Grant>().size(), 64u);
+  EXPECT_EQ(b.Sent<Busy>().size(), 1u);
 }
 
 TEST(EngineCore, ARequestEndsByItsDeadlineAndTheTimerSaysWhen) {

@@ -27,7 +27,7 @@ template <typename T, size_t... I>
 constexpr bool TakesFields(std::index_sequence<I...>) {
   return requires { T{((void)I, Anything{})...}; };
 }
-template <typename T, size_t N = 16>
+template <typename T, size_t N = 24>
 constexpr size_t FieldCount() {
   if constexpr (TakesFields<T>(std::make_index_sequence<N>{}) || N == 0) {
     return N;
@@ -76,8 +76,9 @@ BATON_FIELDS(Heartbeat, x.steps, x.step_overdue_in, x.draining, x.idle, x.roles,
 BATON_FIELDS(CacheEvents, x.sequence, x.snapshot, x.stored, x.removed)
 BATON_FIELDS(Metric, x.name, x.value)
 BATON_FIELDS(BlockReport, x.free, x.owned, x.cached, x.quarantined)
-BATON_FIELDS(PeerReport, x.name, x.incarnation, x.up, x.writes_here, x.one_sided, x.hand_offs, x.quarantined_blocks,
-             x.oldest_quarantine, x.bytes, x.transfer_time)
+BATON_FIELDS(PeerReport, x.name, x.incarnation, x.up, x.writes_here, x.mode, x.lane, x.hand_offs, x.quarantined_blocks,
+             x.oldest_quarantine, x.bytes, x.transfer_time, x.bytes_per_second, x.in_flight_bytes, x.queued_bytes,
+             x.credit_bytes, x.credit_tickets, x.states)
 BATON_FIELDS(WorkerReport, x.uptime, x.transport, x.blocks, x.tickets, x.sends, x.peers, x.metrics)
 BATON_FIELDS(WorkerBatch, x.events, x.heartbeat, x.cache, x.report)
 BATON_FIELDS(SamplingParams, x.temperature, x.top_k, x.top_p, x.seed, x.logit_bias, x.logprobs)
@@ -202,7 +203,7 @@ class Filler {
   void Fill(TileForm& t) { t = static_cast<TileForm>(rng_.Below(2)); }
   void Fill(FinishReason& r) { r = static_cast<FinishReason>(rng_.Below(3)); }
   void Fill(HandoffFailure& f) { f = static_cast<HandoffFailure>(rng_.Below(6)); }
-  void Fill(TransferMode& m) { m = static_cast<TransferMode>(rng_.Below(2)); }
+  void Fill(TransferMode& m) { m = static_cast<TransferMode>(rng_.Below(3)); }
   void Fill(RefuseReason& r) { r = static_cast<RefuseReason>(rng_.Below(5)); }
   void Fill(CommitVerdict& v) { v = static_cast<CommitVerdict>(rng_.Below(4)); }
   void Fill(RequestPtr& r) {
@@ -257,7 +258,10 @@ class Filler {
     for (char& c : word) c = static_cast<char>('!' + static_cast<unsigned char>(c) % 94);
   }
   void Mend(Metric& m) { MendWord(m.name); }
-  void Mend(PeerReport& p) { MendWord(p.name); }
+  void Mend(PeerReport& p) {
+    MendWord(p.name);
+    MendWord(p.lane);
+  }
   void Mend(WorkerReport& r) { MendWord(r.transport); }
   void Mend(WorkerBatch& b) { b.report.resize(std::min<size_t>(b.report.size(), 1)); }
   void Mend(ChildFailed& f) {

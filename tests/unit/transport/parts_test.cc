@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/rng.h"
+#include "support/metric_names.h"
 #include "transport/admission_table.h"
 #include "transport/digest_copy.h"
 #include "transport/fault_policy.h"
@@ -298,6 +299,29 @@ TEST(FaultPolicyTest, HitsTheNthAndKeepsItsRates) {
   EXPECT_NEAR(count[FaultKind::kDrop], 4000, 300);
   EXPECT_NEAR(count[FaultKind::kDuplicate], 6000, 350);
   EXPECT_NEAR(count[FaultKind::kDeliver], 8000, 350);
+}
+
+TEST(TransportCountersTest, EveryMetricIsThereFromTheStartAtZero) {
+  std::vector<Metric> metrics;
+  Append(AtomicTransportCounters{}.Snapshot(), &metrics);
+  for (const std::string_view name : test::kTransportMetrics) {
+    const auto it = std::find_if(metrics.begin(), metrics.end(), [&](const Metric& m) { return m.name == name; });
+    EXPECT_TRUE(it != metrics.end() && it->value == 0) << name;
+  }
+}
+
+TEST(TransportCountersTest, TheLagOfTheTransportsThreadIsASumACountAndAWorst) {
+  AtomicTransportCounters counters;
+  CountTurn(counters, 2'000'000);
+  CountTurn(counters, 5'000'000);
+  CountTurn(counters, 1'000'000);
+  std::map<std::string, double> values;
+  std::vector<Metric> metrics;
+  Append(counters.Snapshot(), &metrics);
+  for (const Metric& m : metrics) values[m.name] = m.value;
+  EXPECT_DOUBLE_EQ(values.at("kv_progress_lag_seconds_sum"), 0.008);
+  EXPECT_EQ(values.at("kv_progress_lag_seconds_count"), 3);
+  EXPECT_DOUBLE_EQ(values.at("kv_progress_lag_seconds_max"), 0.005);
 }
 
 }  // namespace
