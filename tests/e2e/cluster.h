@@ -3,6 +3,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -88,6 +90,19 @@ inline Answer Ask(InferenceClient* client, const ClientRequest& request,
   return answer;
 }
 
+// A port of loopback that nobody listens on now.
+inline int FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  BATON_CHECK(bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0, "bind");
+  BATON_CHECK(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0, "getsockname");
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
 inline bool Alive(pid_t pid) { return kill(pid, 0) == 0; }
 
 struct ClusterShape {
@@ -103,11 +118,10 @@ class Cluster {
  public:
   explicit Cluster(const ClusterShape& shape) : shape_(shape) {
     std::vector<std::string> arguments = {BATON_BINARY, "up", shape.model, "--listen", "127.0.0.1:0"};
-    arguments.insert(arguments.end(),
-                     {"--state-dir", folder_.path() + "/state", "--kv-memory", shape.kv_memory});
+    arguments.insert(arguments.end(), {"--state-dir", folder_.path() + "/state", "--kv-memory", shape.kv_memory});
     if (shape.decode > 0) {
-      arguments.insert(arguments.end(), {"--prefill", std::to_string(shape.prefill), "--decode",
-                                         std::to_string(shape.decode)});
+      arguments.insert(arguments.end(),
+                       {"--prefill", std::to_string(shape.prefill), "--decode", std::to_string(shape.decode)});
     }
     if (!shape.transport.empty()) arguments.insert(arguments.end(), {"--transport", shape.transport});
     arguments.insert(arguments.end(), shape.more.begin(), shape.more.end());
@@ -148,9 +162,7 @@ class Cluster {
   }
   // What the log holds now; ReadyAgain waits for a line after it.
   size_t Mark() const { return process_->out().size(); }
-  bool ReadyAgain(size_t mark) {
-    return process_->WaitForOut(kReady, milliseconds(30'000), mark) != std::string::npos;
-  }
+  bool ReadyAgain(size_t mark) { return process_->WaitForOut(kReady, milliseconds(30'000), mark) != std::string::npos; }
 
   // Nothing runs and every block of every worker has come back.
   ::testing::AssertionResult BecomesIdle(milliseconds limit = milliseconds(15'000)) {
@@ -166,8 +178,7 @@ class Cluster {
       bool all = cluster->workers.size() == workers && cluster->live == 0;
       seen = std::to_string(cluster->workers.size()) + " workers, live " + std::to_string(cluster->live);
       for (const WorkerDescription& w : cluster->workers) {
-        const bool returned =
-            w.free_blocks == w.total_blocks && w.quarantined_blocks == std::vector<uint32_t>(1, 0);
+        const bool returned = w.free_blocks == w.total_blocks && w.quarantined_blocks == std::vector<uint32_t>(1, 0);
         all = all && w.running == 0 && w.waiting == 0 && returned;
         seen += "; " + w.name + " running " + std::to_string(w.running) + " free " +
                 std::to_string(w.free_blocks.empty() ? 0 : w.free_blocks[0]) + " of " +

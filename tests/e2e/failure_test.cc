@@ -4,30 +4,10 @@
 #include <atomic>
 #include <optional>
 
-#include "cluster.h"
+#include "disturbed.h"
 
 namespace baton::test {
 namespace {
-
-constexpr size_t kPrompt = 100;
-constexpr int64_t kLongAnswer = kTinyContext - kPrompt - 1;
-
-ClientRequest LongRequest(uint64_t seed) {
-  ClientRequest request = GreedyIds(RandomPrompt(seed, kPrompt), kLongAnswer);
-  request.placement = PlacementHint::kDisaggregated;
-  return request;
-}
-
-// What the answer is when nothing happens.
-std::vector<TokenId> Undisturbed(const ClientRequest& request, const std::string& model = TinyModel()) {
-  Cluster unified({.model = model});
-  ClientRequest alone = request;
-  alone.placement = PlacementHint::kAuto;
-  alone.prefill_worker.clear();
-  const Answer answer = Ask(unified.Client().get(), alone);
-  EXPECT_TRUE(answer.ok()) << answer.result.status.ToString();
-  return answer.ids;
-}
 
 // Asks, and calls `disturb` once, from the stream's own thread, when so many tokens have come. All of the answer may
 // have been on its way by then, on a machine where that thread waits for a core: such an answer shows nothing, and the
@@ -131,15 +111,6 @@ TEST(PrefillDiesTest, WhileItComputesALongPromptAndTheAnswerIsTheSame) {
   cluster.StopInOrder();
 }
 
-// L9. Prefill takes many small steps, so that its transfer to decode-0 has a middle.
-ClusterShape SlowPrefill() {
-  return {.prefill = 1,
-          .decode = 1,
-          .transport = "ucx-shm",
-          .more = {"--stuck-after", "1s", "--kernels", "reference", "--threads", "1", "--max-running", "8",
-                   "--max-step-tokens", "16"}};
-}
-
 // A prefill worker that was stopped while decode-0 waited for the rest of its bytes, and the request of that time.
 class StoppedWriter {
  public:
@@ -155,14 +126,6 @@ class StoppedWriter {
   const Answer& WaitForAnswer() {
     asking_.join();
     return answer_;
-  }
-  static std::optional<WorkerDescription> Look(const Cluster& cluster, const std::string& worker) {
-    const auto state = cluster.Client()->GetCluster();
-    if (!state.ok()) return std::nullopt;
-    for (const WorkerDescription& w : state->workers) {
-      if (w.name == worker) return w;
-    }
-    return std::nullopt;
   }
 
  private:
@@ -202,7 +165,7 @@ class StoppedWriter {
   bool caught_ = false;
 };
 
-// FF-023
+// L9, FF-023
 TEST(PrefillStopsTest, InTheMiddleOfATransferAndItsSupervisorKillsItSoThatBlocksReturn) {
   Cluster cluster(SlowPrefill());
   const size_t mark = cluster.Mark();
@@ -236,11 +199,11 @@ TEST(PrefillStopsTest, WhereNoSupervisorStartedItItIsLeftAloneAndOperatorsSeeIt)
       "--state-dir", folder.path(),   "--kv-memory", "64MiB",     "--transport", "ucx-shm",   "--max-step-tokens",
       "16",          "--max-running", "8",           "--kernels", "reference",   "--threads", "1"};
   Process outsider(folder, arguments);
-  ASSERT_TRUE(Eventually(kStartLimit, [&] { return StoppedWriter::Look(cluster, "outsider").has_value(); }));
+  ASSERT_TRUE(Eventually(kStartLimit, [&] { return Look(cluster, "outsider").has_value(); }));
   StoppedWriter writer(cluster, "outsider", outsider.pid());
   std::optional<WorkerDescription> reader;
   EXPECT_TRUE(Eventually(milliseconds(20'000), [&] {
-    reader = StoppedWriter::Look(cluster, "decode-0");
+    reader = Look(cluster, "decode-0");
     return reader && reader->quarantines.size() == 1 && reader->quarantines[0].stuck;
   }));
   ASSERT_TRUE(reader && !reader->quarantines.empty());
