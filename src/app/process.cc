@@ -6,6 +6,7 @@
 #include <spdlog/formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -227,6 +228,12 @@ StopSignals::StopSignals(bool supervised) : supervised_(supervised), signals_{SI
   const sigset_t set = SetOf(signals_);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  // A server's connections are descriptors, and a shell's usual limit is 1,024.
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+  }
 }
 
 bool StopSignals::Wait(std::chrono::milliseconds limit) {

@@ -42,7 +42,8 @@ Status UseCores(const std::vector<int>& cores);
 std::vector<int> AllowedCores();  // ascending
 
 // SIGTERM and SIGINT as something to wait for. Made before any other thread, so that all of them leave the
-// signals alone. In a child of the supervisor SIGINT is the supervisor's business and ignored.
+// signals alone. In a child of the supervisor SIGINT is the supervisor's business and ignored. Also lets this process
+// have as many open files as its hard limit allows.
 class StopSignals {
  public:
   explicit StopSignals(bool supervised);

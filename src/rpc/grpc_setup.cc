@@ -4,12 +4,6 @@
 #include <grpc/support/log.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "base/log.h"
@@ -18,64 +12,6 @@
 namespace baton {
 
 namespace {
-
-struct HostPort {
-  std::string host;  // without brackets
-  std::string bracketed;
-  int port = 0;
-};
-
-StatusOr<HostPort> ParseHostPort(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  HostPort out;
-  bool good = colon != std::string::npos && colon > 0;
-  if (good) {
-    out.bracketed = text.substr(0, colon);
-    out.host = out.bracketed;
-    const bool brackets = out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']';
-    if (brackets) out.host = out.host.substr(1, out.host.size() - 2);
-    good = brackets || out.host.find(':') == std::string::npos;
-    const char* end = text.data() + text.size();
-    const auto parsed = std::from_chars(text.data() + colon + 1, end, out.port);
-    good = good && parsed.ec == std::errc() && parsed.ptr == end && out.port >= 0 && out.port <= 65535;
-  }
-  if (!good) {
-    return InvalidArgumentError("listen address \"" + text +
-                                "\" is not host:port with a port from 0 to 65535, "
-                                "such as 127.0.0.1:8080");
-  }
-  return out;
-}
-
-// Why gRPC could not bind: it only says that it could not.
-Status ExplainBindFailure(const HostPort& address, const std::string& listen) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return InvalidArgumentError("cannot listen on " + listen + ": " + gai_strerror(error) +
-                                "; give an address of this machine");
-  }
-  int why = 0;
-  for (const addrinfo* a = found; a != nullptr && why == 0; a = a->ai_next) {
-    const int fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (fd < 0) continue;
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || ::listen(fd, 1) != 0) why = errno;
-    close(fd);
-  }
-  freeaddrinfo(found);
-  if (why == EADDRINUSE) {
-    return AlreadyExistsError("cannot listen on " + listen +
-                              ": the port is in use by another process; stop it or "
-                              "choose another port (0 takes a free one)");
-  }
-  return FailedPreconditionError("cannot listen on " + listen + ": " +
-                                 (why != 0 ? std::strerror(why) : "gRPC could not bind it"));
-}
 
 void LogFromGrpc(gpr_log_func_args* args) {
   // Whatever concerns an operator comes back as a status, and is said in our words; but the last words before an
@@ -223,7 +159,6 @@ void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder) {
   RouteGrpcLogs();
   builder->SetMaxReceiveMessageSize(static_cast<int>(settings.max_receive_bytes));
   builder->SetMaxSendMessageSize(-1);
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(settings.max_concurrent_streams));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(settings.keepalive_time.count()));
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(settings.keepalive_timeout.count()));
@@ -240,14 +175,19 @@ void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder) {
 
 StatusOr<BoundServer> BuildServer(const std::string& listen, const TlsPems& tls, ClientCertificates clients,
                                   grpc::ServerBuilder* builder) {
-  BATON_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(listen));
-  int port = 0;
-  builder->AddListeningPort(listen, CredentialsOf(tls, clients), &port);
   BoundServer bound;
+  BATON_ASSIGN_OR_RETURN(bound.acceptor, Acceptor::Bind(listen));
+  using External = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> inlet =
+      builder->experimental().AddExternalConnectionAcceptor(External::FROM_FD, CredentialsOf(tls, clients));
   bound.server = builder->BuildAndStart();
-  if (bound.server == nullptr || port <= 0) return ExplainBindFailure(address, listen);
-  bound.port = port;
-  bound.address = address.bracketed + ":" + std::to_string(port);
+  if (bound.server == nullptr) return InternalError("cannot serve on " + listen + ": gRPC did not start");
+  bound.acceptor->Start([inlet](int listener, int connection) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters accepted;
+    accepted.listener_fd = listener;
+    accepted.fd = connection;
+    inlet->HandleNewConnection(&accepted);
+  });
   return bound;
 }
 

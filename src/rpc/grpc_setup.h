@@ -12,6 +12,7 @@
 
 #include "baton/status.h"
 #include "credentials/certificate.h"
+#include "rpc/acceptor.h"
 #include "rpc/endpoint.h"
 
 namespace baton {
@@ -64,14 +65,14 @@ struct ServerSettings {
 };
 void Configure(const ServerSettings& settings, grpc::ServerBuilder* builder);
 
+// Stop the acceptor first: a server that is gone takes no connection.
 struct BoundServer {
   std::unique_ptr<grpc::Server> server;
-  int port = 0;
-  std::string address;  // the host as given, the real port
+  std::unique_ptr<Acceptor> acceptor;  // its port and address are the server's
 };
 // Whose certificates a server with a CA wants. One that is shown must be of that CA in either case.
 enum class ClientCertificates : uint8_t { kWelcome, kDemanded };
-// Adds the listening port and starts. The port is never shared with another process. Without a certificate in `tls`:
+// Listens and starts. The port is never shared with another process. Without a certificate in `tls`:
 // plain text; without a CA: clients are asked for none.
 StatusOr<BoundServer> BuildServer(const std::string& listen, const TlsPems& tls, ClientCertificates clients,
                                   grpc::ServerBuilder* builder);

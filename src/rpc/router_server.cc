@@ -56,8 +56,7 @@ class Server final : public RouterServer {
     builder.RegisterService(&workers_);
     BATON_ASSIGN_OR_RETURN(BoundServer bound,
                            BuildServer(options_.listen, options_.tls, ClientCertificates::kWelcome, &builder));
-    address_ = bound.address;
-    port_ = bound.port;
+    acceptor_ = std::move(bound.acceptor);
     in_process_ = std::make_shared<InProcessTarget>(bound.server.get());
     std::lock_guard lock(health_mutex_);
     server_ = std::move(bound.server);
@@ -65,8 +64,8 @@ class Server final : public RouterServer {
     return OkStatus();
   }
 
-  std::string address() const override { return address_; }
-  int port() const override { return port_; }
+  std::string address() const override { return acceptor_->address(); }
+  int port() const override { return acceptor_->port(); }
   std::shared_ptr<InProcessTarget> InProcess() override { return in_process_; }
   FrontThread& front() override { return front_; }
 
@@ -88,6 +87,7 @@ class Server final : public RouterServer {
 
   void Shutdown() override {
     if (server_ == nullptr) return;
+    acceptor_->Stop();
     in_process_->Forget();
     front_.Stop();
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
@@ -129,9 +129,8 @@ class Server final : public RouterServer {
   std::mutex health_mutex_;
   bool draining_ = false;
   std::unique_ptr<grpc::Server> server_;  // set once; the lock covers it against the front thread
+  std::unique_ptr<Acceptor> acceptor_;
   std::shared_ptr<InProcessTarget> in_process_;
-  std::string address_;
-  int port_ = 0;
   FrontThread front_;
   InferenceService inference_;
   ClusterService cluster_;

@@ -341,8 +341,9 @@ class Network final : public WorkerNetwork {
     BATON_ASSIGN_OR_RETURN(BoundServer bound,
                            BuildServer(options_.listen, options_.tls, ClientCertificates::kDemanded, &builder));
     server_ = std::move(bound.server);
-    address_ = options_.advertise.empty() ? bound.address : options_.advertise;
-    if (address_.ends_with(":0")) address_.replace(address_.size() - 1, 1, std::to_string(bound.port));
+    acceptor_ = std::move(bound.acceptor);
+    address_ = options_.advertise.empty() ? acceptor_->address() : options_.advertise;
+    if (address_.ends_with(":0")) address_.replace(address_.size() - 1, 1, std::to_string(acceptor_->port()));
     return OkStatus();
   }
 
@@ -364,6 +365,7 @@ class Network final : public WorkerNetwork {
     inbox_->Wake();
     // Ends the accepted links too; the network thread is still there to take their ends.
     if (server_ != nullptr) {
+      acceptor_->Stop();
       server_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
       server_->Wait();
     }
@@ -587,6 +589,7 @@ class Network final : public WorkerNetwork {
   std::atomic<uint64_t> next_link_{1};
   PairService service_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::string address_;
   int epoll_ = -1;
   bool shut_down_ = false;

@@ -1,4 +1,7 @@
-// A machine that is full, or of another time than a second ago: what runs goes on.
+// A machine that is full, out of descriptors or of another time than a second ago: what runs goes on.
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <fstream>
 
 #include "disturbed.h"
@@ -51,6 +54,33 @@ TEST(FullDiskTest, LogsThatCannotBeWrittenCostNoAnswer) {
     ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
     EXPECT_EQ(answer.ids, expected);
   }
+  cluster.StopInOrder();
+}
+
+TEST(DescriptorsTest, ARouterThatHasNoneLeftServesThoseItHasAndEverybodyOnceThereAreSome) {
+  const ClientRequest request = LongRequest(42);
+  const auto expected = Undisturbed(request);
+  ShellCluster cluster("ulimit -n 96;", "");
+  const auto early = cluster.Client();
+  ASSERT_TRUE(early->WaitReady(milliseconds(5000)));
+  std::vector<int> crowd;
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(cluster.address().substr(cluster.address().rfind(':') + 1))));
+  for (int i = 0; i < 200; ++i) {
+    crowd.push_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    (void)connect(crowd.back(), reinterpret_cast<sockaddr*>(&to), sizeof(to));
+  }
+  const Answer during = Ask(early.get(), request);
+  EXPECT_TRUE(during.ok()) << during.result.status.ToString();
+  EXPECT_EQ(during.ids, expected);
+  for (const int fd : crowd) close(fd);
+  const auto late = cluster.Client();
+  EXPECT_TRUE(late->WaitReady(milliseconds(20'000)));
+  const Answer after = Ask(late.get(), request);
+  EXPECT_TRUE(after.ok()) << after.result.status.ToString();
+  EXPECT_EQ(after.ids, expected);
   cluster.StopInOrder();
 }
 

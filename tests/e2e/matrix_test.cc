@@ -118,7 +118,7 @@ TEST_F(SlowHandOffTest, TheClientGoesInEveryWindowAndBothSidesHaveTheirBlocksBac
     }
     ScratchFolder folder;
     Process client(folder, {BATON_BINARY, "complete", "--server", cluster.address(), "--ids", ids, "--max-tokens",
-                            std::to_string(*request.max_tokens), "--ignore-eos"});
+                            std::to_string(*request.max_tokens), "--ignore-eos", "--placement", "disaggregated"});
     ASSERT_TRUE(Eventually(milliseconds(20'000), [&] {
       const auto state = cluster.Client()->GetCluster();
       return state.ok() && state->live == 1;
