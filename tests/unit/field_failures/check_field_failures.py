@@ -58,6 +58,18 @@ def tests_of(text):
     return found, outside
 
 
+def is_built(path, root):
+    """Whether a source is in the build: the CMakeLists.txt of its folder, or of one above, globs it or names it."""
+    folder = path.parent
+    while not (folder / "CMakeLists.txt").is_file():
+        if folder == root:
+            return False
+        folder = folder.parent
+    text = (folder / "CMakeLists.txt").read_text(encoding="utf-8")
+    globs = "baton_test(" in text and "SOURCES" not in text
+    return globs or "/*_test.cc" in text or "/*.cc" in text or path.name in text
+
+
 def check(root):
     problems = []
     tests = root / "tests"
@@ -109,6 +121,8 @@ def check(root):
             if file not in sources:
                 problems.append(f"{row}: there is no tests/{file}")
                 continue
+            if not is_built(tests / file, root):
+                problems.append(f"{row}: tests/{file} is in no CMakeLists.txt")
             for test in re.findall(r"\w+\.\w+", names):
                 if test not in sources[file]:
                     problems.append(f"{row}: tests/{file} has no {test}")
@@ -127,8 +141,10 @@ def self_test():
     good = {
         "tests/README.md": "see [here](field_failures.md)\n",
         "tests/a_test.cc": (
-            "// What this file is.\n\n// FF-001. A sentence.\nTEST(A, One) {\n}\n\nTEST_F(A, FF002_Two) {\n  // also FF-003\n}\n"
+            "// What this file is.\n\n// FF-001. A sentence.\nTEST(A, One) {\n}\n\n"
+            "TEST_F(A, FF002_Two) {\n  // also FF-003\n}\n"
         ),
+        "tests/CMakeLists.txt": "baton_test(a_test LABEL unit)\n",
         "src/a.cc": "void Place() {}\n",
     }
     cells = {1: "`a_test.cc` A.One", 2: "`a_test.cc` A.FF002_Two (a remark)", 3: "`a_test.cc` A.FF002_Two"}
@@ -146,6 +162,7 @@ def self_test():
         ("is not named", lambda f, c: c.update({4: "cannot be: trust us"})),
         ("src/a.cc has no", lambda f, c: c.update({4: "cannot be: so (`src/a.cc` Elsewhere)"})),
         ("outside of a test", lambda f, c: f.update({"tests/b.h": "// FF-001\n"})),
+        ("in no CMakeLists.txt", lambda f, c: f.update({"tests/CMakeLists.txt": "baton_test(b SOURCES b_test.cc)"})),
         ("does not link", lambda f, c: f.update({"tests/README.md": "nothing\n"})),
     ]
     failed = 0
