@@ -245,7 +245,14 @@ void EngineCore::OnReserve(LinkId link, const Reserve& reserve, TimePoint now, O
   if (Status s = CheckRequest(*reserve.request, reserve.progress); !s.ok()) {
     return refuse(RefuseReason::kTooLarge, s.message());
   }
-  if (existing != children_.end()) EndChild(existing, now, out);  // a lower epoch, or an older attempt's ticket
+  if (existing != children_.end()) {  // a lower epoch, or an older attempt's ticket
+    // A front that raised the epoch knows; one that did not, because the writer made it up, places the child anew.
+    const Child& child = existing->second;
+    if (child.epoch < reserve.epoch) {
+      Emit(child, ChildFailed{reserve.child, child.epoch, AbortedError("a worker reserved for a newer epoch")});
+    }
+    EndChild(existing, now, out);
+  }
   const std::optional<ReceiveGrant> grant = connector_.Admit(link, reserve, now, out);
   HandleFacts(now);
   if (!grant) return;

@@ -473,6 +473,23 @@ TEST(EngineCore, ReserveIsRefusedWithoutTheFrontAfterACancelAndWhileDraining) {
   EXPECT_TRUE(b.core->idle());
 }
 
+// A front that raised the epoch has forgotten the lower one; a front that did not, because some worker made it up,
+// places the request anew.
+TEST(EngineCore, AReserveOfAHigherEpochTellsTheFrontThatTheLowerOneEndedHere) {
+  EngineBench b({false, true});
+  b.Greet();
+  const RequestPtr request = b.Make(1, 48, 8);
+  b.FromWriter(b.ReserveFor(request, 1));
+  b.Fill(b.Last<Grant>(), 9);
+  ASSERT_FALSE(b.runner.launched.empty());
+  b.FromWriter(b.ReserveFor(request, 2));
+  ASSERT_EQ(b.Told<ChildFailed>().size(), 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].epoch, 1u);
+  EXPECT_EQ(b.Told<ChildFailed>()[0].why.code(), Code::kAborted) << "not the request's fault";
+  b.FromWriter(b.ReserveFor(request, 2));
+  EXPECT_EQ(b.Told<ChildFailed>().size(), 1u);
+}
+
 TEST(EngineCore, AdoptIsAnsweredRunningWhenReadyAndNotHeldOtherwise) {
   EngineBench b({false, true});
   b.Greet();

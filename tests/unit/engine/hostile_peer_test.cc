@@ -1,12 +1,13 @@
 // A worker of the cluster that says anything, in any order, beside one that keeps to the protocol. It can cost itself
 // its session; it cannot stop the engine, lose or take a block, touch the other's hand-off, or be sent what is not its
 // own. What it says is drawn from what the engine knows (children, epochs, tickets, attempts), so that it often nearly
-// fits. One thing a member can do: name a higher epoch of a request and so end it here; what an epoch is, only the
-// front says, and then it asks elsewhere. Bytes that are no messages: tests/unit/rpc.
+// fits. One thing a member can do: name a higher epoch of a request and so end it here, of which the front hears; what
+// an epoch is, only the front says. Bytes that are no messages: tests/unit/rpc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "base/rng.h"
@@ -75,8 +76,12 @@ class Liar {
         Request request = *b.Make(1, tokens, 1 + Small());
         request.id = Child();
         if (rng.Chance(0.1) && tokens > 0) request.prompt[0] = static_cast<TokenId>(Any());
+        r.epoch = 1;
+        if (anothers && rng.Chance(0.3)) {
+          request.id = anothers->child;
+          r.epoch = anothers->epoch;
+        }
         r.child = request.id;
-        r.epoch = 1 + (rng.Chance(0.05) ? 0 : honest_epoch - 1);
         r.attempt = Any();
         r.num_tokens = rng.Chance(0.9) ? tokens : Any();
         r.progress = AProgress();
@@ -160,8 +165,8 @@ class Liar {
 
   Rng rng;
   EngineBench& b;
-  std::vector<Ticket> tickets;  // that it knows, or guessed
-  Epoch honest_epoch = 1;
+  std::vector<Ticket> tickets;         // that it knows, or guessed
+  std::optional<ChildEpoch> anothers;  // what the honest one hands over, or handed over last
 };
 
 // ---- against a reader ---------------------------------------------------------------------------------
@@ -220,6 +225,10 @@ struct ReaderWorld {
         const bool to_hostile = b.to_links[i] != EngineBench::kWriterLink;
         liar.tickets.push_back(grant->ticket);  // it sees everything
         ASSERT_TRUE(t == nullptr || (t->writer.name == hostile.name) == to_hostile) << "another's grant";
+      } else if (const auto* answer = std::get_if<CommitAnswer>(&b.to_peers[i])) {
+        ASSERT_FALSE(answer->verdict == CommitVerdict::kAck && answer->epoch == epoch &&
+                     b.to_links[i] != EngineBench::kWriterLink)
+            << "told of another's hand-off";
       }
     }
     if (liar.tickets.size() > 12) liar.tickets.erase(liar.tickets.begin(), liar.tickets.end() - 12);
@@ -239,7 +248,6 @@ struct ReaderWorld {
   void Honest(uint64_t number) {
     const RequestPtr request = b.Make(number, 48, 3);
     const auto mine = [&](const auto& m) { return m.child == request->id && m.epoch == epoch; };
-    epoch = 2;  // above what the liar says
     Reserve reserve = b.ReserveFor(request, epoch);
     std::optional<Grant> grant;
     for (; !grant && reserve.attempt < 400; ++reserve.attempt) {
@@ -252,6 +260,7 @@ struct ReaderWorld {
       Lies(1);
     }
     ASSERT_TRUE(grant) << "never granted";
+    liar.anothers = {request->id, epoch};
     b.FromWriter(PairHeartbeat{{grant->ticket}});
     Lies(5);
     const ReaderTicket* t = b.core->connector().FindTicket(grant->ticket);
@@ -288,7 +297,7 @@ struct ReaderWorld {
   LinkId link{};
   uint64_t next_link = 10;
   size_t seen = 0;
-  Epoch epoch = 1;
+  const Epoch epoch = 2;  // above what the liar says of its own
 };
 
 // FF-148, FF-149.
@@ -441,6 +450,7 @@ struct WriterWorld {
       Transfers();
       if (testing::Test::HasFatalFailure()) return;
       Lie();
+      if (!own.empty() && liar.rng.Chance(0.02)) b.Front(CancelCommand{{EngineBench::kFront, *own.rbegin(), 0}, 1});
       b.now += milliseconds(liar.rng.Below(8));
     }
     for (int i = 0; i < 4000 && !b.core->idle() && !testing::Test::HasFatalFailure(); ++i) {
