@@ -19,6 +19,7 @@
 #include "model/loaded_model.h"
 #include "rpc/worker_network.h"
 #include "runner/cpu_model_runner.h"
+#include "runner/warm_up.h"
 #include "transport/grpc/grpc_transport.h"
 #include "transport/local/local_transport.h"
 #include "transport/ucx/ucx_transport.h"
@@ -138,6 +139,10 @@ class CpuWorker : public Worker {
     shape.runner.waker = &inlet_;
     BATON_ASSIGN_OR_RETURN(
         runner_, CpuModelRunner::Create(*model_, *device_, shape.memory.layout, shape.memory.pool, pool, shape.runner));
+    if (Status warm = WarmUp(runner_.get(), shape.memory.layout.groups.size()); !warm.ok()) {
+      spdlog::warn("warm-up: {}: are the weights whole? Requests whose tokens meet the same are refused one by one",
+                   warm.message());
+    }
     BATON_ASSIGN_OR_RETURN(const std::vector<Endpoint> routers, setup.find_routers());
     routers_left_ = routers.size();
     EngineOptions engine =

@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "runner/warm_up.h"
 #include "support/runner_harness.h"
 #include "support/tiny_checkpoint.h"
 
@@ -43,6 +44,13 @@ TEST(CpuModelRunner, TwoStepsMayBeInFlightAndTheSecondReadsWhatTheFirstSamples) 
   harness.Launch(std::move(second));
   EXPECT_EQ(harness.NextResult().tokens[0].token.id, expected[1].id);
   EXPECT_EQ(harness.NextResult().tokens[0].token.id, expected[2].id);
+}
+
+TEST(WarmUp, LeavesNothingThatAnAnswerCouldShow) {
+  RunnerHarness cold(kModel, {}), warm(kModel, {});
+  ASSERT_EQ(WarmUp(&warm.runner(), 1), OkStatus());
+  TestSequence a = cold.NewSequence(GreedyRequest(Prompt(40), 6)), b = warm.NewSequence(GreedyRequest(Prompt(40), 6));
+  EXPECT_EQ(warm.Generate(&b, 512, 6), cold.Generate(&a, 512, 6));
 }
 
 TEST(CpuModelRunner, LayersAreReportedInOrderBeforeTheResultAndNotForSmallSteps) {
@@ -145,6 +153,15 @@ TEST(CpuModelRunner, NonFiniteLogitsFailTheirSequenceInThisAndTheNextStepOnly) {
     ASSERT_EQ(result.tokens.size(), 1u);
     EXPECT_EQ(result.tokens[0].sequence, good.id);
   }
+}
+
+TEST(WarmUp, SaysWhenTheModelsFirstStepGivesNoToken) {
+  test::TempFolder folder;
+  test::TinyCheckpoint checkpoint(3, /*tied_head=*/false);
+  checkpoint.matrices[0].values[0] = std::numeric_limits<float>::infinity();
+  test::WriteFile(folder / "m.gguf", checkpoint.Gguf().Finish());
+  RunnerHarness harness((folder / "m.gguf").string(), {});
+  EXPECT_FALSE(WarmUp(&harness.runner(), 1).ok());
 }
 
 TEST(CpuModelRunner, MoreSamplingRowsThanALogitsPieceAllGetTheirToken) {
