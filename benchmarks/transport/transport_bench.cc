@@ -1,10 +1,11 @@
 // Hand-off bandwidth beside memcpy and raw loopback TCP, and the exposed tail of a request, in one run. Rounds of
-// the paths alternate, so that a loaded machine slows all of them; medians are printed. Two workers in one process,
-// each with its own pool and progress thread; every chunk is digested on both sides, as in service.
-// usage: transport_bench [rounds]
+// the paths alternate, so that a loaded machine slows all of them; medians are printed. Two workers in one process
+// (grpc: in two), each with its own pool and progress thread; every chunk is digested on both sides, as in service.
+// usage: transport_bench [rounds [transport]]
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -12,11 +13,14 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -79,11 +83,12 @@ struct Worker {
 
 // A scattered copy plan: piece i of the source goes to block perm[i] of the target.
 struct Plan {
+  uint64_t total = 0, piece = 0, seed = 0;
   std::vector<CopyPiece> pieces;
   std::vector<uint64_t> base, bytes;
 };
 Plan ScatteredPlan(uint64_t total, uint64_t piece, uint64_t seed) {
-  Plan plan;
+  Plan plan{total, piece, seed, {}, {}, {}};
   const auto n = static_cast<uint32_t>(total / piece);
   std::vector<uint32_t> from(n), to(n);
   for (uint32_t i = 0; i < n; ++i) from[i] = to[i] = i;
@@ -129,35 +134,129 @@ TlsPems CredentialsOf(const std::string& name) {
   return {authority->certificate, own->certificate, own->key};
 }
 
+void StartWorker(Worker& w, const std::string& name, const std::string& kind, const LocalFabric& fabric) {
+  w.id = {name, {1, 1}};
+  if (kind == "local") {
+    w.transport = std::make_unique<LocalTransport>(fabric, LocalOptions{w.id}, &w.waker);
+  } else if (kind == "grpc" || kind == "grpc-plain") {
+    GrpcOptions options;
+    options.self = w.id;
+    if (kind == "grpc") options.tls = CredentialsOf(name);
+    auto made = GrpcTransport::Create(options, &w.waker);
+    if (!made.ok()) Die(made.status());
+    w.transport = *std::move(made);
+  } else {
+    UcxOptions options;
+    options.self = w.id;
+    options.tls = kind;
+    auto made = UcxTransport::Create(options, &w.waker);
+    if (!made.ok()) Die(made.status());
+    w.transport = *std::move(made);
+  }
+  auto pool = w.transport->AllocatePool(kRound);
+  if (!pool.ok()) Die(pool.status());
+  w.pool = *pool;
+  std::memset(w.pool.data(), 7, kRound);
+}
+
+template <typename Event>
+void Count(Worker& worker, size_t wanted) {
+  size_t seen = 0;
+  worker.WaitFor([&](const TransportEvent& e) { return (seen += std::holds_alternative<Event>(e)) == wanted; });
+}
+
+// The reader's side of one transfer, as a pair's writer asks for it.
+struct Admission {
+  uint64_t total = 0, piece = 0, seed = 0, chunks = 0;
+  uint32_t generation = 0;
+};
+
+// A reader in a process of its own, forked before this one has a thread: within one process gRPC lets one thread at a
+// time wait for all sockets, so a writer and a reader there would wake each other for every frame.
+class ForkedReader {
+ public:
+  explicit ForkedReader(const std::string& kind) {
+    int to[2], from[2];
+    if (pipe(to) != 0 || pipe(from) != 0) std::abort();
+    CredentialsOf("d");  // one authority for both
+    const pid_t child = fork();
+    if (child < 0) std::abort();
+    in_ = child == 0 ? to[0] : from[0];
+    out_ = child == 0 ? from[1] : to[1];
+    close(child == 0 ? to[1] : from[1]);
+    close(child == 0 ? from[0] : to[0]);
+    if (child == 0) Serve(kind);
+    uint64_t size = 0;
+    Read(&size, sizeof(size));
+    descriptor.resize(size);
+    Read(descriptor.data(), size);
+  }
+  ~ForkedReader() {  // the child reads its end of file
+    close(in_);
+    close(out_);
+  }
+  void Admit(const Admission& admission) {
+    Write(&admission, sizeof(admission));
+    AwaitWord();
+  }
+  void AwaitWord() {
+    char word = 0;
+    Read(&word, 1);
+  }
+  std::vector<std::byte> descriptor;
+
+ private:
+  [[noreturn]] void Serve(const std::string& kind) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    const Pinned pinned(1);
+    LocalFabric fabric;
+    Worker reader;
+    StartWorker(reader, "d", kind, fabric);
+    descriptor = reader.transport->LocalDescriptor();
+    const uint64_t size = descriptor.size();
+    Write(&size, sizeof(size));
+    Write(descriptor.data(), size);
+    while (true) {
+      Admission a;
+      Read(&a, sizeof(a));
+      const Plan plan = ScatteredPlan(a.total, a.piece, a.seed);
+      const Ticket ticket{{1, 1}, 0, a.generation};
+      reader.transport->Admit(ticket, {"p", {1, 1}}, plan.base, plan.bytes);
+      Write("a", 1);
+      Count<ChunkArrived>(reader, a.chunks);
+      Write("b", 1);
+      reader.transport->Retire(ticket);
+      Count<Quiet>(reader, 1);
+      Write("c", 1);
+    }
+  }
+  void Read(void* to, size_t bytes) {
+    for (size_t n = 0; n < bytes;) {
+      const ssize_t got = read(in_, static_cast<char*>(to) + n, bytes - n);
+      if (got <= 0) _exit(0);
+      n += static_cast<size_t>(got);
+    }
+  }
+  void Write(const void* from, size_t bytes) {
+    if (write(out_, from, bytes) != static_cast<ssize_t>(bytes)) _exit(1);
+  }
+  int in_ = -1, out_ = -1;
+};
+
 class Pair {
  public:
-  Pair(const std::string& kind) {
-    for (Worker* w : {&writer_, &reader_}) {
-      const Pinned pinned(w == &writer_ ? 0 : 1);
-      w->id = {w == &writer_ ? "p" : "d", {1, 1}};
-      if (kind == "local") {
-        w->transport = std::make_unique<LocalTransport>(fabric_, LocalOptions{w->id}, &w->waker);
-      } else if (kind == "grpc" || kind == "grpc-plain") {
-        GrpcOptions options;
-        options.self = w->id;
-        if (kind == "grpc") options.tls = CredentialsOf(w->id.name);
-        auto made = GrpcTransport::Create(options, &w->waker);
-        if (!made.ok()) Die(made.status());
-        w->transport = *std::move(made);
-      } else {
-        UcxOptions options;
-        options.self = w->id;
-        options.tls = kind;
-        auto made = UcxTransport::Create(options, &w->waker);
-        if (!made.ok()) Die(made.status());
-        w->transport = *std::move(made);
-      }
-      auto pool = w->transport->AllocatePool(kRound);
-      if (!pool.ok()) Die(pool.status());
-      w->pool = *pool;
-      std::memset(w->pool.data(), 7, kRound);
+  // `forked` or nullptr: the reader, else it lives in this process.
+  Pair(const std::string& kind, ForkedReader* forked) : forked_(forked) {
+    {
+      const Pinned pinned(0);
+      StartWorker(writer_, "p", kind, fabric_);
     }
-    writer_.transport->Open(reader_.id, reader_.transport->LocalDescriptor());
+    reader_.id = {"d", {1, 1}};
+    if (forked_ == nullptr) {
+      const Pinned pinned(1);
+      StartWorker(reader_, "d", kind, fabric_);
+    }
+    writer_.transport->Open(reader_.id, forked_ ? forked_->descriptor : reader_.transport->LocalDescriptor());
     writer_.WaitFor([](const TransportEvent& e) {
       if (const auto* o = std::get_if<PeerOpened>(&e); o && !o->status.ok()) Die(o->status);
       return std::holds_alternative<PeerOpened>(e);
@@ -171,7 +270,8 @@ class Pair {
   // The whole plan as `chunks` equal chunks, posted `gap` seconds apart.
   Seconds Send(const Plan& plan, size_t chunks, double gap) {
     const Ticket ticket{{1, 1}, 0, ++generation_};
-    reader_.transport->Admit(ticket, writer_.id, plan.base, plan.bytes);
+    if (forked_) forked_->Admit({plan.total, plan.piece, plan.seed, chunks, generation_});
+    if (!forked_) reader_.transport->Admit(ticket, writer_.id, plan.base, plan.bytes);
     const size_t each = plan.pieces.size() / chunks;
     const double first = Now();
     double last = first;
@@ -186,20 +286,24 @@ class Pair {
     Seconds out;
     Count<Quiesced>(writer_, chunks);
     out.quiesced = Now() - first;
-    Count<ChunkArrived>(reader_, chunks);
+    Arrived(chunks);
     out.arrived = Now() - first;
     out.tail = Now() - last;
-    reader_.transport->Retire(ticket);
-    Count<Quiet>(reader_, 1);
+    Retire(ticket);
     return out;
   }
 
  private:
-  template <typename Event>
-  static void Count(Worker& worker, size_t wanted) {
-    size_t seen = 0;
-    worker.WaitFor([&](const TransportEvent& e) { return (seen += std::holds_alternative<Event>(e)) == wanted; });
+  void Arrived(size_t chunks) {
+    if (forked_) return forked_->AwaitWord();
+    Count<ChunkArrived>(reader_, chunks);
   }
+  void Retire(const Ticket& ticket) {
+    if (forked_) return forked_->AwaitWord();
+    reader_.transport->Retire(ticket);
+    Count<Quiet>(reader_, 1);
+  }
+  ForkedReader* const forked_;
   LocalFabric fabric_;
   Worker writer_, reader_;
   uint32_t generation_ = 0;
@@ -324,31 +428,47 @@ void Tail(const char* name, Pair& pair, int rounds) {
     whole.push_back(1e3 * pair.Send(plan, 1, 0).tail);
   }
   std::printf(
-      "%-8s last 1-layer chunk (216 KiB): p50 %.3f p99 %.3f ms   whole request (6.3 MiB) at once: p50 %.3f "
+      "%-11s last 1-layer chunk (216 KiB): p50 %.3f p99 %.3f ms   whole request (6.3 MiB) at once: p50 %.3f "
       "p99 %.3f ms\n",
       name, Quantile(tail, 0.5), Quantile(tail, 0.99), Quantile(whole, 0.5), Quantile(whole, 0.99));
 }
 
-int Main(int rounds) {
-  Pair local("local"), shm("shm"), tcp("tcp"), grpc("grpc"), plain("grpc-plain");
-  Bandwidth({{"local", &local, false, {}, {}},
-             {"ucx shm", &shm, false, {}, {}},
-             {"ucx tcp", &tcp, true, {}, {}},
-             {"grpc, TLS", &grpc, true, {}, {}},
-             {"grpc, plain", &plain, true, {}, {}}},
-            rounds);
+// Of every transport whose name contains `only`.
+int Main(int rounds, const std::string& only) {
+  struct Kind {
+    const char *name, *kind;
+    bool network, forked;
+  };
+  constexpr Kind kKinds[] = {{"local", "local", false, false},
+                             {"ucx shm", "shm", false, false},
+                             {"ucx tcp", "tcp", true, false},
+                             {"grpc, TLS", "grpc", true, true},
+                             {"grpc, plain", "grpc-plain", true, true}};
+  const auto wanted = [&](const Kind& k) { return std::string(k.name).find(only) != std::string::npos; };
+  std::map<std::string, std::unique_ptr<ForkedReader>> forked;
+  for (const Kind& k : kKinds) {
+    if (k.forked && wanted(k)) forked[k.kind] = std::make_unique<ForkedReader>(k.kind);
+  }
+  std::vector<std::unique_ptr<Pair>> pairs;
+  std::vector<Path> paths;
+  for (const Kind& k : kKinds) {
+    if (!wanted(k)) continue;
+    pairs.push_back(std::make_unique<Pair>(k.kind, k.forked ? forked.at(k.kind).get() : nullptr));
+    paths.push_back({k.name, pairs.back().get(), k.network, {}, {}});
+  }
+  Bandwidth(paths, rounds);
   std::printf("\nexposed tail, Post to ChunkArrived, a layer each 0.5 ms\n");
-  Tail("local", local, 5 * rounds);
-  Tail("ucx shm", shm, 5 * rounds);
-  Tail("ucx tcp", tcp, 5 * rounds);
-  Tail("grpc", grpc, 5 * rounds);
+  for (const Path& path : paths) Tail(path.name, *path.pair, 5 * rounds);
   const double cpu = CpuSeconds();
   std::this_thread::sleep_for(std::chrono::seconds(2));
-  std::printf("\nidle: %.2f %% of a core for ten open transports\n", 100 * (CpuSeconds() - cpu) / 2);
+  std::printf("\nidle: %.2f %% of a core for %zu open transports\n", 100 * (CpuSeconds() - cpu) / 2,
+              2 * paths.size() - forked.size());
   return 0;
 }
 
 }  // namespace
 }  // namespace baton
 
-int main(int argc, char** argv) { return baton::Main(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20); }
+int main(int argc, char** argv) {
+  return baton::Main(argc > 1 ? std::max(1, std::atoi(argv[1])) : 20, argc > 2 ? argv[2] : "");
+}

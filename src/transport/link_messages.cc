@@ -111,7 +111,7 @@ std::optional<LinkData> LinkData::Parse(std::span<const std::byte> bytes) {
   m.ticket = in.GetTicket();
   m.op = static_cast<OpId>(in.Get<uint64_t>());
   m.part = in.Get<uint32_t>();
-  if (!GetPieces(in, kMaxBatchPieces, &m.pieces) || m.pieces.empty()) return std::nullopt;
+  if (!GetPieces(in, kMaxDataPieces, &m.pieces) || m.pieces.empty()) return std::nullopt;
   return Checked(std::move(m), in);
 }
 

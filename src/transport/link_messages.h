@@ -18,7 +18,7 @@ namespace baton {
 enum class LinkMessage : uint16_t { kHello = 1, kAnswer = 2, kData = 3, kPlaced = 4, kNotice = 5 };
 
 inline constexpr uint16_t kLinkProtocol = 1;
-inline constexpr uint32_t kMaxBatchPieces = 32;  // of one data message: its scatter list
+inline constexpr uint32_t kMaxDataPieces = 128;  // of one data message
 
 // Writer -> reader, first on a link.
 struct LinkHello {
@@ -45,7 +45,7 @@ struct LinkData {
   Ticket ticket;
   OpId op{};
   uint32_t part = 0;                // numbers the op's data messages from 0
-  std::vector<TargetPiece> pieces;  // 1 to kMaxBatchPieces
+  std::vector<TargetPiece> pieces;  // 1 to kMaxDataPieces
   std::vector<std::byte> Encode() const;
   static std::optional<LinkData> Parse(std::span<const std::byte> bytes);
 };

@@ -13,7 +13,7 @@
 
 namespace baton {
 
-inline constexpr size_t kFrameBytes = 256 << 10;  // of KV in one frame, at most
+inline constexpr size_t kFrameBytes = 1 << 20;  // of KV in one frame, at most
 // What a receiver takes: a notice of the most pieces, or a data frame, and room for the rest of the header.
 inline constexpr size_t kMaxFrame = kMaxPiecesPerPost * 16 + (64 << 10);
 

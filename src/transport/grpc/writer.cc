@@ -254,7 +254,7 @@ Frame GrpcWriter::NextFrame(Link& link, Op& op, std::span<const std::byte> pool)
   LinkData header{link.number, op.post.ticket, op.post.op, static_cast<uint32_t>(op.parts.size()), {}};
   std::vector<std::span<const std::byte>> sources;
   size_t bytes = 0;
-  while (op.next < op.pieces.size() && header.pieces.size() < kMaxBatchPieces && bytes < kFrameBytes) {
+  while (op.next < op.pieces.size() && header.pieces.size() < kMaxDataPieces && bytes < kFrameBytes) {
     const CopyPiece& piece = op.pieces[op.next];
     const uint64_t n = std::min<uint64_t>(piece.bytes - op.offset, kFrameBytes - bytes);
     sources.push_back(pool.subspan(piece.source + op.offset, n));

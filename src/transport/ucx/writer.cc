@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kSliceBytes = 1 << 20;  // posted per link between two calls of progress
 constexpr uint64_t kBatchBytes = 4 << 20;  // of one data message
+constexpr size_t kBatchPieces = 32;        // and its scatter list
 constexpr uint64_t kEagerBytes = 8 << 10;  // up to here a data message needs no rendezvous
 
 uint64_t RandomNumber() {
@@ -331,7 +332,7 @@ bool UcxWriter::SendBatch(Link& link, Op& op) {
   auto batch = std::make_unique<Batch>();
   LinkData header{link.number, op.post.ticket, op.post.op, static_cast<uint32_t>(op.batches.size()), {}};
   size_t last = op.next;
-  while (last < op.pieces.size() && batch->iov.size() < kMaxBatchPieces && batch->bytes < kBatchBytes) {
+  while (last < op.pieces.size() && batch->iov.size() < kBatchPieces && batch->bytes < kBatchBytes) {
     const CopyPiece& piece = op.pieces[last++];
     batch->iov.push_back({context_->pool().data() + piece.source, piece.bytes});
     batch->bytes += piece.bytes;

@@ -179,7 +179,7 @@ TEST(Messages, ReadBackWhatTheyWroteAndNeverReadPastATruncation) {
 }
 
 TEST(Messages, RefuseMorePiecesThanTheirLimit) {
-  LinkData data{1, {}, OpId{1}, 0, std::vector<TargetPiece>(kMaxBatchPieces)};
+  LinkData data{1, {}, OpId{1}, 0, std::vector<TargetPiece>(kMaxDataPieces)};
   EXPECT_TRUE(LinkData::Parse(data.Encode()));
   data.pieces.emplace_back();
   EXPECT_FALSE(LinkData::Parse(data.Encode()));
