@@ -12,7 +12,7 @@
 
 #include "baton/status.h"
 #include "credentials/certificate.h"
-#include "rpc/acceptor.h"
+#include "base/acceptor.h"
 #include "rpc/endpoint.h"
 
 namespace baton {

@@ -85,6 +85,7 @@ class GrpcTransport::Engine {
   void Push(Command command) {
     {
       std::lock_guard lock(mutex_);
+      if (commands_.empty()) first_pushed_ = clock_.Now();
       commands_.push_back(std::move(command));
     }
     streams_->Wake();
@@ -119,12 +120,15 @@ class GrpcTransport::Engine {
 
   bool RunCommands(TimePoint now) {
     std::vector<Command> commands;
+    TimePoint pushed;
     {
       std::lock_guard lock(mutex_);
       if (stop_) return false;
+      pushed = first_pushed_;
       commands.swap(commands_);
       progress_pool_ = pool_;
     }
+    if (!commands.empty()) CountTurn(counters_, static_cast<uint64_t>(std::max(now - pushed, Duration{}).count()));
     for (Command& command : commands) {
       std::visit([&](auto& c) { Handle(std::move(c), now); }, command);
     }
@@ -151,6 +155,7 @@ class GrpcTransport::Engine {
 
   std::mutex mutex_;
   std::vector<Command> commands_;
+  TimePoint first_pushed_{};  // of commands_
   std::span<std::byte> pool_;
   bool stop_ = false;
   std::thread thread_;

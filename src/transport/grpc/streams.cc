@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "base/acceptor.h"
 #include "base/clock.h"
 #include "baton/check.h"
 
@@ -65,27 +66,34 @@ class Streams final : public GrpcStreams {
     if (options_.tls.serves() && !options_.tls.mutual()) {
       return InvalidArgumentError("a certificate without a CA cannot tell who writes KV here");
     }
+    BATON_ASSIGN_OR_RETURN(acceptor_, Acceptor::Bind(options_.listen));
     grpc::ServerBuilder builder;
     SetShared([&](const char* name, int value) { builder.AddChannelArgument(name, value); }, options_.max_frame_bytes);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 16);  // of one connection: a writer has one
     builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 16 << 10);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingAfterMs / 2);
     builder.RegisterAsyncGenericService(&service_);
     cq_ = builder.AddCompletionQueue();
-    builder.AddListeningPort(options_.listen, ServerCredentials(), &port_);
+    using External = grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+    std::shared_ptr<grpc::experimental::ExternalConnectionAcceptor> inlet =
+        builder.experimental().AddExternalConnectionAcceptor(External::FROM_FD, ServerCredentials());
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port_ <= 0) {
-      cq_->Shutdown();
+    if (server_ == nullptr) {
       cq_.reset();
-      return FailedPreconditionError("KV streams: cannot listen on " + options_.listen);
+      return InternalError("cannot serve on " + options_.listen + ": gRPC did not start");
     }
     Accept();
+    acceptor_->Start([inlet](int listener, int connection) {
+      grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters accepted;
+      accepted.listener_fd = listener;
+      accepted.fd = connection;
+      inlet->HandleNewConnection(&accepted);
+    });
     return OkStatus();
   }
 
-  int port() const override { return port_; }
+  int port() const override { return acceptor_->port(); }
   void Wake() override {
     // In the past, for gRPC rounds a time up to the next millisecond.
     if (!woken_.exchange(true)) alarm_.Set(cq_.get(), gpr_inf_past(GPR_CLOCK_MONOTONIC), &wake_tag_);
@@ -166,7 +174,10 @@ class Streams final : public GrpcStreams {
     return std::optional<CertifiedProcess>(std::move(process));
   }
 
-  void StopServer() override { server_->Shutdown(gpr_now(GPR_CLOCK_MONOTONIC)); }
+  void StopServer() override {
+    acceptor_->Stop();
+    server_->Shutdown(gpr_now(GPR_CLOCK_MONOTONIC));
+  }
 
   void Drain() override {
     for (auto& [id, call] : calls_) End(id, CancelledError("the transport shuts down"));
@@ -373,7 +384,7 @@ class Streams final : public GrpcStreams {
   grpc::AsyncGenericService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> cq_;
   std::unique_ptr<grpc::Server> server_;
-  int port_ = 0;
+  std::unique_ptr<Acceptor> acceptor_;
 
   std::atomic<bool> woken_{false};
   Tag wake_tag_{Tag::What::kWake, nullptr}, accept_tag_{Tag::What::kAccept, nullptr};

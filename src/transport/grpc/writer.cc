@@ -65,9 +65,13 @@ GrpcWriter::Link* GrpcWriter::Find(StreamId stream) {
   return it == links_.end() ? nullptr : it->get();
 }
 
+PeerOpened GrpcWriter::Opened(const ProcessId& reader, Status status) const {
+  return {reader, std::move(status), TransferMode::kReceiverPosted, options_.tls.mutual() ? "tls" : "tcp"};
+}
+
 void GrpcWriter::Open(const ProcessId& reader, std::span<const std::byte> descriptor, TimePoint now) {
   if (Link* link = Find(reader)) {
-    if (link->open) events_->Push(PeerOpened{reader, OkStatus(), TransferMode::kReceiverPosted});
+    if (link->open) events_->Push(Opened(reader, OkStatus()));
     if (!link->open) ++link->openers;
     return;
   }
@@ -79,7 +83,7 @@ void GrpcWriter::Open(const ProcessId& reader, std::span<const std::byte> descri
                                          : "this worker sends KV over TLS alone, and the reader has no certificate");
   }
   if (!status.ok()) {
-    events_->Push(PeerOpened{reader, status.Annotate("open " + reader.name), {}});
+    events_->Push(Opened(reader, status.Annotate("open " + reader.name)));
     return;
   }
   auto link = std::make_unique<Link>();
@@ -138,7 +142,7 @@ Status GrpcWriter::OnAnswer(Link& link, std::span<const std::byte> header) {
   link.open = true;
   link.deadline = kNever;
   for (; link.openers > 0; --link.openers) {
-    events_->Push(PeerOpened{link.peer, OkStatus(), TransferMode::kReceiverPosted});
+    events_->Push(Opened(link.peer, OkStatus()));
   }
   return OkStatus();
 }
@@ -152,7 +156,7 @@ void GrpcWriter::Lose(Link& link, Status why) {
 void GrpcWriter::Drop(Link& link, const Status& why) {
   if (!link.open) {
     for (; link.openers > 0; --link.openers) {
-      events_->Push(PeerOpened{link.peer, why.Annotate("open " + link.peer.name), TransferMode::kReceiverPosted});
+      events_->Push(Opened(link.peer, why.Annotate("open " + link.peer.name)));
     }
   }
   streams_->End(link.stream, why);

@@ -40,6 +40,7 @@ class GrpcWriter {
   struct Op;
   struct Link;
 
+  PeerOpened Opened(const ProcessId& reader, Status status) const;
   Link* Find(const ProcessId& peer);
   Link* Find(StreamId stream);
   void OnFrame(Link& link, const StreamEvent& event, TimePoint now);

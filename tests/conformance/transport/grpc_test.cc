@@ -1,4 +1,9 @@
 // What only the stream transport does: certificates, frames, limits on what a peer sends, bytes under way.
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <thread>
 
@@ -216,6 +221,37 @@ TEST(GrpcReaderTest, WhateverAPeerSendsEndsItsStreamInWordsAndNobodyElses) {
   ASSERT_TRUE(reader.WaitFor<ChunkArrived>(1));
   EXPECT_TRUE(std::equal(writer.pool.begin(), writer.pool.end(), reader.pool.begin()));
   EXPECT_TRUE(writer.All<PeerLost>().empty());
+}
+
+TEST(GrpcReaderTest, OutOfDescriptorsItTurnsAwayWhoComesAndTakesThemAfterwards) {
+  Side writer, reader;
+  Start(writer, "p", {});
+  Start(reader, "d", {});
+  const std::string address = GrpcDescriptor::Parse(reader.transport->LocalDescriptor())->address;
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  to.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const timeval limit{kHang.count(), 0};
+  setsockopt(stranger, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int lowest_free = dup(stranger);
+  close(lowest_free);
+  const rlimit none{static_cast<rlim_t>(lowest_free), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(connect(stranger, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  char byte = 0;
+  const ssize_t got = recv(stranger, &byte, 1, 0);
+  const int why = errno;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  close(stranger);
+  EXPECT_TRUE(got == 0 || (got < 0 && why == ECONNRESET)) << got << " " << std::strerror(why);
+
+  writer.transport->Open(reader.id, reader.transport->LocalDescriptor());
+  ASSERT_TRUE(writer.WaitFor<PeerOpened>(1));
+  EXPECT_TRUE(writer.All<PeerOpened>()[0].status.ok()) << writer.All<PeerOpened>()[0].status.ToString();
 }
 
 TEST(GrpcWriterTest, ToAReaderThatNeverPlacesGoesOneWindowAndTheOpsEndByTheDeadline) {

@@ -1,4 +1,4 @@
-#include "rpc/acceptor.h"
+#include "base/acceptor.h"
 
 #include <fcntl.h>
 #include <netdb.h>
