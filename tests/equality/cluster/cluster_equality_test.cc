@@ -61,6 +61,8 @@ void ExpectEqual(const std::vector<Answer>& answers, const Logits& logits) {
     EXPECT_EQ(answers[i].tokens, r.answers[i].tokens) << "request " << i;
     EXPECT_EQ(answers[i].logprobs, r.answers[i].logprobs) << "request " << i;
     EXPECT_EQ(answers[i].reason, r.answers[i].reason) << "request " << i;
+    EXPECT_EQ(answers[i].text, r.answers[i].text) << "request " << i;
+    EXPECT_EQ(answers[i].usage.completion_tokens, r.answers[i].tokens.size()) << "request " << i;
   }
   size_t compared = 0;
   for (const auto& [key, digest] : logits) {
@@ -87,7 +89,7 @@ Topology Unlike(uint32_t writes, uint32_t reads, const std::string& transport = 
 }
 class SameEverywhere : public testing::TestWithParam<Topology> {};
 
-// FF-020, FF-077, FF-080
+// FF-020, FF-043, FF-077, FF-080
 TEST_P(SameEverywhere, OneAtATimeAndAllAtOnce) {
   ClusterOptions options = GetParam().options;
   options.model = Model();
