@@ -47,7 +47,8 @@ struct WorkerHello {
   uint32_t max_context_tokens = 0;
   uint32_t submit_credits = 0;  // new commands that may be outstanding (not yet ended) at once
   bool draining = false;
-  RoleMask may;  // never sent: the most that its certificate allows, as the receiver read it
+  bool migrates = false;  // it knows MigrateCommand, and EXTEND
+  RoleMask may;           // never sent: the most that its certificate allows, as the receiver read it
 };
 
 struct TokenEvent {
@@ -223,6 +224,16 @@ struct AdoptCommand {
   Epoch epoch = 0;
   bool once_hit = false;  // as in Progress: the loss that led to this may be the hit
 };
+// Hand the child over to `to`, under `next`, while it goes on here: `epoch` ends only when the reader has it (S11).
+// Answered with HandedOff or HandoffFailed of `next`; after the latter it goes on here in `epoch`, by itself or, where
+// the outcome is undecided, when an Adopt of `epoch` says so.
+struct MigrateCommand {
+  ChildId child;
+  Epoch epoch = 0;         // that it lives in
+  Epoch next = 0;          // higher
+  uint32_t delivered = 0;  // of its tokens the front has so many
+  PeerAddress to;
+};
 // Orders of an operator. Numbered by the front; Heartbeat::order tells that one was carried out.
 struct DrainCommand {
   uint64_t order = 0;
@@ -233,7 +244,7 @@ struct SetRoleCommand {
   RoleMask roles;
 };
 struct CacheResyncCommand {};  // a gap was seen: send a snapshot
-using FrontCommand = std::variant<FrontHello, PrefillCommand, DecodeCommand, CancelCommand, AdoptCommand, DrainCommand,
-                                  SetRoleCommand, CacheResyncCommand>;
+using FrontCommand = std::variant<FrontHello, PrefillCommand, DecodeCommand, CancelCommand, AdoptCommand,
+                                  MigrateCommand, DrainCommand, SetRoleCommand, CacheResyncCommand>;
 
 }  // namespace baton

@@ -105,7 +105,8 @@ class KvTransport {
   virtual void Close(const ProcessId& peer) = 0;  // force; -> Quiesced for its ops, then Severed
 
   // Reader: from now on `writer` may place bytes into these blocks under this ticket.
-  // block_base[i]: byte offset of the ticket's i-th block in this pool; block_bytes[i]: its size.
+  // block_base[i]: byte offset of the ticket's i-th block in this pool; block_bytes[i]: its size. Again for the same
+  // ticket, before Retire: further blocks, numbered behind those before.
   virtual void Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
                      std::vector<uint64_t> block_bytes) = 0;
   virtual void Retire(const Ticket& ticket) = 0;  // -> Quiet

@@ -34,6 +34,18 @@ struct Reserve {
   std::vector<Hash128> page_hashes;  // of the prompt's full pages, chained; to find what the reader holds
   uint32_t num_tokens = 0;           // tokens whose KV will be handed over: prompt plus tokens so far
   TransferMode mode{};               // how the writer will push: it decides how the reader can fence
+  // The writer decodes it meanwhile: EXTEND may follow, and COMMIT brings what was said since. num_tokens: that have
+  // KV now, all of prompt and progress (the last token of the answer, which has none yet, is not among these).
+  bool migration = false;
+};
+// A migrating sequence grew: blocks for so many tokens. Answered with a GRANT of that extension, or not at all while
+// there is no room; the writer asks again.
+struct Extend {
+  ChildId child;
+  Epoch epoch = 0;
+  Ticket ticket;
+  uint32_t extension = 1;  // counts them, from 1
+  uint32_t num_tokens = 0;
 };
 struct ChunkDigest {
   ChunkIndex chunk = 0;
@@ -75,6 +87,8 @@ struct Grant {
   // Layouts are unlike: `blocks` are staging (StagingMap), of so many bytes each [group]. Empty: they take the
   // writer's blocks one for one.
   std::vector<uint64_t> staging_block_bytes;
+  // Answers that EXTEND, with its blocks alone, behind those of before. 0: answers RESERVE.
+  uint32_t extension = 0;
   bool staged() const { return !staging_block_bytes.empty(); }
 };
 struct Busy {
@@ -108,7 +122,7 @@ struct DrainedAck {
   Ticket ticket;
 };
 
-using PairMessage = std::variant<PairHello, Reserve, Commit, Drained, PairHeartbeat, PairHelloAnswer, Grant, Busy,
-                                 Refused, CommitAnswer, AbortTicket, DrainedAck>;
+using PairMessage = std::variant<PairHello, Reserve, Extend, Commit, Drained, PairHeartbeat, PairHelloAnswer, Grant,
+                                 Busy, Refused, CommitAnswer, AbortTicket, DrainedAck>;
 
 }  // namespace baton

@@ -21,9 +21,7 @@ std::string Line(const char* what, const std::string& value, const std::string& 
   return out + "\n";
 }
 
-std::string Count(uint64_t n, const char* noun) {
-  return std::to_string(n) + " " + noun + (n == 1 ? "" : "s");
-}
+std::string Count(uint64_t n, const char* noun) { return std::to_string(n) + " " + noun + (n == 1 ? "" : "s"); }
 
 }  // namespace
 
@@ -32,18 +30,17 @@ std::string ReceiptText(const Usage& usage, const Timings& t) {
   out += t.disaggregated ? t.prefill_worker + " -> " + t.decode_worker : t.decode_worker + " alone";
   if (!t.placement_why.empty()) out += " (" + t.placement_why + ")";
   if (t.retries > 0) out += ", placed again " + Count(t.retries, "time");
+  if (t.migrations > 0) out += ", migrated " + Count(t.migrations, "time");
   out += "\n";
   out += Line("queue", Milliseconds(t.first_dispatch + t.prefill.queue), "at the router and at the worker");
-  out += Line(
-      "prefill", Milliseconds(t.prefill.prefill),
-      Count(usage.prompt_tokens, "token") + ", " + std::to_string(usage.cached_tokens) + " of them cached");
+  out += Line("prefill", Milliseconds(t.prefill.prefill),
+              Count(usage.prompt_tokens, "token") + ", " + std::to_string(usage.cached_tokens) + " of them cached");
   if (t.disaggregated) {
-    std::string notes = ByteWords(t.prefill.transfer_bytes) + " in " +
-                        Count(t.prefill.transfer_blocks, "block") + ", exposed " +
-                        Milliseconds(t.prefill.exposed);
+    std::string notes = ByteWords(t.prefill.transfer_bytes) + " in " + Count(t.prefill.transfer_blocks, "block") +
+                        ", exposed " + Milliseconds(t.prefill.exposed);
     if (t.prefill.transfer_bytes > 0) {
-      notes += ", " + std::to_string(t.prefill.hidden_bytes * 100 / t.prefill.transfer_bytes) +
-               " % hidden behind compute";
+      notes +=
+          ", " + std::to_string(t.prefill.hidden_bytes * 100 / t.prefill.transfer_bytes) + " % hidden behind compute";
     }
     out += Line("transfer", Milliseconds(t.prefill.transfer), notes);
   } else {

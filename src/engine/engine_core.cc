@@ -59,6 +59,8 @@ void EngineCore::Step(TimePoint now, std::vector<EngineCommand>* commands, Outbo
   }
   ExpireDeadlines(now, out);
   HandleFacts(now);
+  AdvanceMigrations(now, out);
+  HandleFacts(now);
   LaunchSteps(now, out);
   HandleFacts(now);
   FlushEvents(now, out);
@@ -81,6 +83,7 @@ void EngineCore::Apply(EngineCommand& command, TimePoint now, Outbox* out) {
     hello.max_context_tokens = options_.scheduler.max_context_tokens;
     hello.submit_credits = options_.submit_credits;
     hello.draining = draining();
+    hello.migrates = true;
     out->to_fronts.emplace_back(up->link, std::move(hello));
   } else if (auto* down = std::get_if<LinkDown>(&command)) {
     if (fronts_.find(down->link) != fronts_.end()) return OnFrontDown(down->link, now, out);
@@ -124,6 +127,8 @@ void EngineCore::OnFront(LinkId link, FrontCommand& command, TimePoint now, Outb
     if (cancel->child.front == front.fingerprint) EndEpochs(cancel->child, cancel->epoch, now, out);
   } else if (const auto* adopt = std::get_if<AdoptCommand>(&command)) {
     OnAdopt(link, *adopt, now, out);
+  } else if (const auto* migrate = std::get_if<MigrateCommand>(&command)) {
+    OnMigrate(link, *migrate, now, out);
   } else if (const auto* drain = std::get_if<DrainCommand>(&command)) {
     told_to_drain_ = !drain->undo;
     OnOrder(&front, drain->order, now);
@@ -272,12 +277,17 @@ void EngineCore::OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, 
   if (adopt.child.front != front.fingerprint) return;
   const auto it = children_.find(adopt.child);
   if (it != children_.end() && it->second.epoch == adopt.epoch) {
-    const Child& child = it->second;
+    Child& child = it->second;
     const ReaderTicket* ticket = child.role == Child::Role::kReader ? connector_.FindTicket(child.ticket) : nullptr;
     const bool running =
         child.role == Child::Role::kLocal ||
         (ticket != nullptr && (ticket->state == TicketState::kReady || ticket->state == TicketState::kRunning));
     if (running) {
+      // Whatever became of its migration, the front wants it here.
+      if (child.migration) {
+        connector_.CancelSend({adopt.child, child.migration->next}, now, out);
+        Resume(adopt.child, &child);
+      }
       if (adopt.once_hit) scheduler_.SetOnceHit(child.sequence);
       front.events.push_back(Running{adopt.child, adopt.epoch});
       return;
@@ -285,6 +295,75 @@ void EngineCore::OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, 
   }
   EndEpochs(adopt.child, adopt.epoch, now, out);
   front.events.push_back(NotHeld{adopt.child, adopt.epoch});
+}
+
+void EngineCore::OnMigrate(LinkId link, const MigrateCommand& m, TimePoint now, Outbox* out) {
+  FrontSession& front = fronts_[link];
+  if (m.child.front != front.fingerprint) return;
+  const auto refuse = [&](HandoffFailure why, const char* detail) {
+    front.events.push_back(HandoffFailed{m.child, m.next, why, detail});
+  };
+  const auto it = children_.find(m.child);
+  if (it == children_.end() || it->second.epoch != m.epoch || m.next <= m.epoch) {
+    return refuse(HandoffFailure::kRefused, "it does not run here in that epoch");
+  }
+  // S11: this higher epoch does not end the lower one.
+  if (!options_.rules.Holds(Rule::kS11)) return EndEpochs(m.child, m.epoch, now, out);
+  Child& child = it->second;
+  const Sequence* s = scheduler_.Find(child.sequence);
+  const bool decodes = child.role != Child::Role::kWriter && s->phase == Phase::kRunning && !s->output.empty() &&
+                       s->num_computed + 1 == s->num_known();
+  if (!decodes || child.migration) return refuse(HandoffFailure::kNotAdmitted, "it does not decode here now");
+  if (m.to.process == options_.self.process || s->output.size() + 1 >= s->request->stop.max_tokens) {
+    return refuse(HandoffFailure::kRefused, "there is nothing to hand over");
+  }
+  // S9: the reader could not tell such blocks from its own.
+  if (!scheduler_.IsNative(child.sequence)) {
+    return refuse(HandoffFailure::kRefused, "its KV was converted from another element type");
+  }
+  scheduler_.SetDelivered(child.sequence, m.delivered);
+  if (!connector_.BeginMigration(*s, m.next, m.to, child.deadline, now, out)) {
+    return refuse(HandoffFailure::kRefused, "that epoch was used before");
+  }
+  child.migration = Child::Migration{m.next, s->run, false, false};
+  migrating_.insert(m.child);
+}
+
+void EngineCore::AdvanceMigrations(TimePoint now, Outbox* out) {
+  const std::set<ChildId> all = migrating_;
+  for (const ChildId& id : all) AdvanceMigration(id, &children_.at(id), now, out);
+}
+
+void EngineCore::AdvanceMigration(const ChildId& id, Child* child, TimePoint now, Outbox* out) {
+  Child::Migration& m = *child->migration;
+  if (m.undecided) return;
+  const ChildEpoch key{id, m.next};
+  const Sequence* s = scheduler_.Find(child->sequence);
+  if (s->run != m.run || s->phase != Phase::kRunning) {  // a step failed: it starts over
+    connector_.CancelSend(key, now, out);
+    const Epoch next = m.next;
+    Resume(id, child);
+    return Emit(*child, HandoffFailed{id, next, HandoffFailure::kNotAdmitted, "it starts over"});
+  }
+  const WriterChild* send = connector_.FindSend(key);
+  if (send == nullptr || send->final_progress) return;
+  connector_.AdvanceMigration(key, *s, now, out);
+  if (!m.cut_over && connector_.MayCutOver(key)) {
+    m.cut_over = true;
+    scheduler_.SetHeld(child->sequence, true);
+  }
+  // S3: the last block goes when nobody writes it any more.
+  const bool still = s->steps_in_flight == 0 || !options_.rules.Holds(Rule::kS3);
+  if (!m.cut_over || !still) return;
+  Progress progress = s->ProgressNow(child->deadline - now);
+  for (uint32_t i = 0; i < progress.delivered; ++i) progress.tokens[i] = {progress.tokens[i].id, 0, {}};
+  connector_.FinishSend(key, std::move(progress), now, out);
+}
+
+void EngineCore::Resume(const ChildId& id, Child* child) {
+  scheduler_.SetHeld(child->sequence, false);
+  child->migration.reset();
+  migrating_.erase(id);
 }
 
 void EngineCore::EndEpochs(const ChildId& id, Epoch epoch, TimePoint now, Outbox* out) {
@@ -394,6 +473,12 @@ void EngineCore::HandleFacts(TimePoint now) {
     }
     for (const WriterChild& send : facts.handed_off) {
       const auto it = children_.find(send.key.child);
+      if (send.reserve.migration) {
+        if (it == children_.end() || !it->second.migration || it->second.migration->next != send.key.epoch) continue;
+        Emit(it->second, HandedOff{send.key.child, send.key.epoch});
+        EndRunning(it, now);
+        continue;
+      }
       if (it != children_.end() && it->second.epoch == send.key.epoch) {
         Child& child = it->second;
         SendReceipt(it->first, &child, &send, now);
@@ -407,8 +492,13 @@ void EngineCore::HandleFacts(TimePoint now) {
     }
     for (const WriterFailure& failure : facts.failed) {
       const auto it = children_.find(failure.key.child);
-      if (it == children_.end() || it->second.epoch != failure.key.epoch) continue;
+      if (it == children_.end()) continue;
       Child& child = it->second;
+      if (child.migration && child.migration->next == failure.key.epoch) {
+        OnMigrationFailed(failure, &child);
+        continue;
+      }
+      if (child.epoch != failure.key.epoch) continue;
       child.handoff_failed = true;
       child.hold_until = now + options_.hold_lease;
       SendReceipt(it->first, &child, connector_.FindSend(failure.key), now);
@@ -426,6 +516,18 @@ void EngineCore::HandleFacts(TimePoint now) {
   BATON_CHECK(false, "facts beget facts without end");
 }
 
+// L12: it goes on here, unless the reader may have it.
+void EngineCore::OnMigrationFailed(const WriterFailure& failure, Child* child) {
+  const bool undecided = failure.why == HandoffFailure::kUndecided;
+  const bool lost = failure.why == HandoffFailure::kPeerLost || failure.why == HandoffFailure::kTransfer;
+  if (undecided) {
+    child->migration->undecided = true;
+  } else if (!lost || options_.rules.Holds(Rule::kL12)) {
+    Resume(failure.key.child, child);
+  }
+  Emit(*child, HandoffFailed{failure.key.child, failure.key.epoch, failure.why, failure.detail});
+}
+
 void EngineCore::OnReady(const Commit& commit, TimePoint now) {
   const auto it = children_.find(commit.child);
   if (it == children_.end() || it->second.epoch != commit.epoch) return;
@@ -437,6 +539,10 @@ void EngineCore::OnReady(const Commit& commit, TimePoint now) {
     if (token.id < 0 || static_cast<uint32_t>(token.id) >= options_.vocab_size) {
       status = InvalidArgumentError("COMMIT: token outside the vocabulary");
     }
+  }
+  if (commit.token_count + 1 != scheduler_.Find(child.sequence)->num_prompt() + commit.progress.tokens.size()) {
+    status = InvalidArgumentError("COMMIT: " + std::to_string(commit.token_count) + " tokens have KV, but " +
+                                  std::to_string(commit.progress.tokens.size()) + " were said");
   }
   if (status.ok()) status = scheduler_.MakeReady(child.sequence, commit.progress, now);
   if (!status.ok()) {
@@ -476,7 +582,7 @@ void EngineCore::SendReceipt(const ChildId& id, Child* child, const WriterChild*
     if (send->finished != kNever) r.exposed = now - send->finished;
     r.transfer_bytes = send->bytes_quiesced;
     r.transfer_blocks = static_cast<uint32_t>(send->grant.blocks.size()) *
-                        NumMovingBlocks(options_.layout, send->grant.hit_tokens, send->reserve.num_tokens);
+                        NumMovingBlocks(options_.layout, send->grant.hit_tokens, send->num_tokens);
     r.hidden_bytes = send->bytes_hidden;
   }
   Emit(*child, ReceiptEvent{id, child->epoch, r});
@@ -486,6 +592,10 @@ void EngineCore::EndChild(ChildMap::iterator it, TimePoint now, Outbox* out) {
   const ChildId id = it->first;
   const Child child = it->second;
   children_.erase(it);
+  if (child.migration) {
+    migrating_.erase(id);
+    connector_.CancelSend({id, child.migration->next}, now, out);
+  }
   switch (child.role) {
     case Child::Role::kLocal:
       EndSequence(child.sequence);
@@ -516,6 +626,15 @@ void EngineCore::EndChild(ChildMap::iterator it, TimePoint now, Outbox* out) {
       break;
     }
   }
+}
+
+// It runs elsewhere now: what is left here is its ticket, if it came by one, and its blocks.
+void EngineCore::EndRunning(ChildMap::iterator it, TimePoint now) {
+  const Child child = it->second;
+  migrating_.erase(it->first);
+  children_.erase(it);
+  if (child.role == Child::Role::kReader) connector_.EndTicket(child.ticket, now);
+  EndSequence(child.sequence);
 }
 
 void EngineCore::FailChild(ChildMap::iterator it, Status why, TimePoint now, Outbox* out) {
@@ -561,8 +680,11 @@ void EngineCore::LaunchSteps(TimePoint now, Outbox* out) {
     StepPlan plan = scheduler_.Schedule(now);
     for (const SequenceId id : scheduler_.TakePreempted()) {
       const auto it = FindSequence(id);
-      if (it == children_.end() || it->second.role != Child::Role::kWriter || !it->second.send_begun) continue;
-      connector_.HandBack({it->first, it->second.epoch}, now, out);  // L6
+      if (it == children_.end()) continue;
+      // L6
+      if (it->second.migration) connector_.HandBack({it->first, it->second.migration->next}, now, out);
+      if (it->second.role != Child::Role::kWriter || !it->second.send_begun) continue;
+      connector_.HandBack({it->first, it->second.epoch}, now, out);
     }
     if (plan.sequences.empty()) return;
     RunningStep step;
@@ -696,6 +818,7 @@ void EngineCore::Audit() const {
     const auto it = children_.find(id);
     BATON_CHECK(it != children_.end() && it->second.sequence == sequence, "a sequence without its child");
   }
+  for (const ChildId& id : migrating_) BATON_CHECK(children_.at(id).migration.has_value());
 }
 
 }  // namespace baton

@@ -8,6 +8,8 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -90,6 +92,14 @@ class EngineCore {
     TimePoint hold_until = kNever;
     Ticket ticket;  // kReader
     bool receipt_sent = false;
+    // On its way to another worker, under another epoch, while it runs here (S11).
+    struct Migration {
+      Epoch next = 0;
+      uint32_t run = 0;        // Sequence::run: of other blocks there is nothing to hand over
+      bool cut_over = false;   // no step is launched any more
+      bool undecided = false;  // told to the front, which asks the reader and then this worker
+    };
+    std::optional<Migration> migration;
   };
   struct FrontSession {
     uint64_t fingerprint = 0;  // 0: not greeted yet
@@ -113,6 +123,7 @@ class EngineCore {
               Outbox* out);
   void OnReserve(LinkId link, const Reserve& reserve, TimePoint now, Outbox* out);
   void OnAdopt(LinkId link, const AdoptCommand& adopt, TimePoint now, Outbox* out);
+  void OnMigrate(LinkId link, const MigrateCommand& migrate, TimePoint now, Outbox* out);
   // Raises the epoch below which the child is refused; ends what lives at or below it.
   void EndEpochs(const ChildId& id, Epoch epoch, TimePoint now, Outbox* out);
   bool IsOldEpoch(const ChildId& id, Epoch epoch) const;
@@ -132,10 +143,17 @@ class EngineCore {
   void SendReceipt(const ChildId& id, Child* child, const WriterChild* send, TimePoint now);
   // Ends the child here; blocks go when nothing names them. Says nothing to the front.
   void EndChild(ChildMap::iterator it, TimePoint now, Outbox* out);
+  void EndRunning(ChildMap::iterator it, TimePoint now);
+  void OnMigrationFailed(const WriterFailure& failure, Child* child);
   void FailChild(ChildMap::iterator it, Status why, TimePoint now, Outbox* out);
   void EndSequence(SequenceId id);
   ChildMap::iterator FindSequence(SequenceId id);
   void ExpireDeadlines(TimePoint now, Outbox* out);
+  // Blocks that became full go out; a sequence whose rest is a last block stands still, and is committed then.
+  void AdvanceMigrations(TimePoint now, Outbox* out);
+  void AdvanceMigration(const ChildId& id, Child* child, TimePoint now, Outbox* out);
+  // It goes on here; nobody is told.
+  void Resume(const ChildId& id, Child* child);
 
   void LaunchSteps(TimePoint now, Outbox* out);
   void FlushEvents(TimePoint now, Outbox* out);
@@ -152,6 +170,7 @@ class EngineCore {
   EngineCounters counters_;
   ChildMap children_;
   std::map<SequenceId, ChildId> by_sequence_;
+  std::set<ChildId> migrating_;               // with Child::migration
   std::map<ChildEpoch, SequenceId> orphans_;  // ended writers whose blocks are still being read
   std::map<LinkId, FrontSession> fronts_;
   std::map<uint64_t, LinkId> front_links_;  // by fingerprint

@@ -122,6 +122,8 @@ void KvConnector::OnWriterMessage(LinkId link, ReaderSession& s, const PairMessa
       return CloseLink(link, out);
     }
     reader_.OnCommit(writer, *commit, now, &actions);
+  } else if (const auto* extend = std::get_if<Extend>(&m)) {
+    return OnExtend(writer, *extend, now, out);
   } else if (const auto* drained = std::get_if<Drained>(&m)) {
     reader_.OnDrained(writer, *drained, now, &actions);
   } else if (const auto* heartbeat = std::get_if<PairHeartbeat>(&m)) {
@@ -146,7 +148,7 @@ void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessa
     writer_.OnGrant(reader, *grant, now, &actions);
     const ChildEpoch key{grant->child, grant->epoch};
     if (const WriterChild* c = writer_.Find(key); c != nullptr && c->ticket != Ticket{}) {
-      scheduler_->SetPinned(sends_.at(key), true);
+      Pin(key, true);
     }
   } else if (const auto* busy = std::get_if<Busy>(&m)) {
     writer_.OnBusy(reader, *busy, now, &actions);
@@ -154,7 +156,7 @@ void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessa
     // L6: without a ticket it gives way when others need its blocks. A BUSY that comes late may meet one that has a
     // ticket by now, and puts that read its blocks.
     if (const WriterChild* c = writer_.Find(key); c != nullptr && c->state == WriterState::kHeld) {
-      scheduler_->SetPinned(sends_.at(key), false);
+      Pin(key, false);
     }
   } else if (const auto* refused = std::get_if<Refused>(&m)) {
     writer_.OnRefused(reader, *refused, now, &actions);
@@ -380,7 +382,7 @@ void KvConnector::BeginSend(const Sequence& sequence, const PeerAddress& reader,
   WriterSession& s = dialed_[reader.process];
   s.peer = reader;
   reserve.mode = s.mode;
-  sends_[{reserve.child, reserve.epoch}] = sequence.id;
+  sends_[{reserve.child, reserve.epoch}] = {sequence.id, false, {}};
   scheduler_->SetPinned(sequence.id, true);
   WriterActions actions;
   const ChildEpoch key{reserve.child, reserve.epoch};
@@ -388,6 +390,69 @@ void KvConnector::BeginSend(const Sequence& sequence, const PeerAddress& reader,
   writer_.Advance(key, sequence.num_computed, 0, 0, now, &actions);
   Do(&actions, now, out);
   DialDue(now, out);
+}
+
+bool KvConnector::BeginMigration(const Sequence& sequence, Epoch next, const PeerAddress& reader, TimePoint deadline,
+                                 TimePoint now, Outbox* out) {
+  const ChildEpoch key{sequence.request->id, next};
+  if (sends_.find(key) != sends_.end()) return false;
+  Reserve reserve;
+  reserve.child = key.child;
+  reserve.epoch = next;
+  reserve.request = sequence.request;
+  reserve.migration = true;
+  reserve.progress = sequence.ProgressNow(deadline - now);
+  // The last token comes with COMMIT, as a prefill worker's first one does: its KV is not computed yet. Nor is that
+  // of the tokens before it, as far as their steps still run.
+  reserve.num_tokens = sequence.num_computed;
+  reserve.progress.tokens.resize(sequence.num_computed - sequence.num_prompt());
+  for (OutputToken& token : reserve.progress.tokens) token = {token.id, 0, {}};
+  reserve.progress.delivered =
+      std::min(reserve.progress.delivered, static_cast<uint32_t>(reserve.progress.tokens.size()));
+  reserve.page_hashes = sequence.page_hashes;
+  reserve.page_hashes.resize(std::min<size_t>(reserve.page_hashes.size(), reserve.num_tokens / kPageTokens));
+  WriterSession& s = dialed_[reader.process];
+  s.peer = reader;
+  reserve.mode = s.mode;
+  sends_[key] = {sequence.id, true, std::vector<BlockTable>(sequence.tables.size())};
+  scheduler_->SetPinned(sequence.id, true);
+  ++counters_.migrations;
+  WriterActions actions;
+  writer_.Begin(reader.process, std::move(reserve), s.up(), deadline, now, &actions);
+  writer_.Advance(key, sequence.num_computed, 0, 0, now, &actions);
+  Do(&actions, now, out);
+  DialDue(now, out);
+  return true;
+}
+
+void KvConnector::AdvanceMigration(const ChildEpoch& key, const Sequence& sequence, TimePoint now, Outbox* out) {
+  const auto it = sends_.find(key);
+  if (it == sends_.end()) return;
+  for (uint32_t g = 0; g < sequence.tables.size(); ++g) {
+    BlockTable& held = it->second.blocks[g];
+    if (held.size() < sequence.tables[g].size()) {
+      held.Append(sequence.tables[g].Share(sequence.tables[g].size()).SplitOff(held.size()));
+    }
+  }
+  WriterActions actions;
+  writer_.Grown(key, sequence.num_launched, now, &actions);
+  writer_.Advance(key, sequence.num_computed, 0, 0, now, &actions);
+  Do(&actions, now, out);
+}
+
+void KvConnector::Pin(const ChildEpoch& key, bool pinned) {
+  const SequenceId id = sends_.at(key).sequence;
+  if (scheduler_->Find(id) != nullptr) scheduler_->SetPinned(id, pinned);
+}
+
+void KvConnector::EndSend(const ChildEpoch& key) {
+  const auto it = sends_.find(key);
+  if (it == sends_.end()) return;
+  const SequenceId id = it->second.sequence;
+  sends_.erase(it);
+  // A migration that failed may still be read when the next one of its sequence begins.
+  const bool other = std::any_of(sends_.begin(), sends_.end(), [id](const auto& s) { return s.second.sequence == id; });
+  if (!other && scheduler_->Find(id) != nullptr) scheduler_->SetPinned(id, false);
 }
 
 void KvConnector::AdvanceSend(const ChildEpoch& key, uint32_t tokens_done, uint32_t tokens_now, uint32_t layers,
@@ -443,8 +508,9 @@ void KvConnector::Pump(const ProcessId& reader, TimePoint now) {
 void KvConnector::Post(const SendWindow::Entry& entry, TimePoint now) {
   const WriterPost& post = entry.post;
   const WriterChild* c = writer_.Find(post.key);
-  const Sequence* sequence = scheduler_->Find(sends_.at(post.key));
-  BATON_CHECK(sequence != nullptr, "a send outlived its sequence");
+  const Send& send = sends_.at(post.key);
+  const Sequence* sequence = scheduler_->Find(send.sequence);
+  BATON_CHECK(send.migration || sequence != nullptr, "a send outlived its sequence");
   const Chunk chunk = c->grid.At(post.chunk);
   TransferPost transfer;
   transfer.op = OpId{next_op_++};
@@ -452,16 +518,17 @@ void KvConnector::Post(const SendWindow::Entry& entry, TimePoint now) {
   transfer.ticket = c->ticket;
   transfer.chunk = post.chunk;
   transfer.attempt = post.attempt;
-  uint32_t first_target = 0;
-  for (uint32_t g = 0; g < chunk.group; ++g) first_target += static_cast<uint32_t>(c->grant.blocks[g].size());
-  const std::vector<BlockId>& blocks = sequence->tables[chunk.group].blocks();
+  uint32_t first_target = c->grid.FirstTarget(post.chunk);
+  if (c->grant.staged()) {
+    first_target = 0;
+    for (uint32_t g = 0; g < chunk.group; ++g) first_target += static_cast<uint32_t>(c->grant.blocks[g].size());
+  }
+  const BlockTable& table = send.migration ? send.blocks[chunk.group] : sequence->tables[chunk.group];
   const uint32_t first_block = FirstMovingBlock(options_.layout, c->grant.hit_tokens, c->reserve.num_tokens);
   const uint64_t staging_bytes = c->grant.staged() ? c->grant.staging_block_bytes[chunk.group] : 0;
-  transfer.pieces = PlanCopies(options_.layout, options_.pool, chunk, std::span(blocks).subspan(first_block),
+  transfer.pieces = PlanCopies(options_.layout, options_.pool, chunk, std::span(table.blocks()).subspan(first_block),
                                first_target, staging_bytes);
-  for (const auto& group : c->grant.base) {
-    transfer.target_base.insert(transfer.target_base.end(), group.begin(), group.end());
-  }
+  transfer.target_base = c->target_base;
   counters_.bytes_posted += entry.bytes;
   counters_.pieces += transfer.pieces.size();
   ++counters_.chunks_posted;
@@ -483,21 +550,19 @@ void KvConnector::Do(WriterActions* actions, TimePoint now, Outbox* out) {
   }
   for (WriterChild& child : actions->handed_off) {
     CountHandedOff(child, now);
+    EndSend(child.key);
     facts_.handed_off.push_back(std::move(child));
   }
   for (WriterFailure& failure : actions->failed) {
-    ++counters_.failed[static_cast<size_t>(failure.why)];
+    const auto it = sends_.find(failure.key);
+    auto& failed = it != sends_.end() && it->second.migration ? counters_.migrations_failed : counters_.failed;
+    ++failed[static_cast<size_t>(failure.why)];
     facts_.failed.push_back(std::move(failure));
   }
   for (const ChildEpoch& key : actions->unpinned) {
-    const auto it = sends_.find(key);
-    if (it != sends_.end()) scheduler_->SetPinned(it->second, false);
-    facts_.unpinned.push_back(key);
-  }
-  for (const WriterChild& child : facts_.handed_off) sends_.erase(child.key);
-  for (const ChildEpoch& key : actions->unpinned) {
-    sends_.erase(key);
+    EndSend(key);
     for (auto& [reader, window] : windows_) window.Drop(key);
+    facts_.unpinned.push_back(key);
   }
   for (const ProcessId& reader : posted_to) Pump(reader, now);
   for (const ProcessId& reader : actions->sever) {
@@ -547,7 +612,7 @@ uint32_t KvConnector::CreditTickets(const ProcessId& writer) const {
   return options_.max_writer_tickets - std::min(held, options_.max_writer_tickets);
 }
 
-bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
+bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks, uint32_t own_tickets) const {
   if (!options_.rules.Holds(Rule::kL9)) return false;
   uint32_t of_writer = 0, of_all = 0, tickets = 0;
   for (const ReaderTicket* t : reader_.Live()) {
@@ -559,7 +624,7 @@ bool KvConnector::OverCap(const ProcessId& writer, uint32_t more_blocks) const {
       ++tickets;
     }
   }
-  if (tickets == 0) return false;  // the caps do not bind a writer's only ticket
+  if (tickets <= own_tickets) return false;  // the caps do not bind a writer's only ticket
   const auto total = static_cast<double>(TotalBlocks());
   return of_writer + more_blocks > options_.max_writer_share * total ||
          of_all + more_blocks > options_.max_all_writers_share * total;
@@ -602,6 +667,10 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   }
   const KvLayout& from = accepted_.at(link).layout;
   const bool staged = !(from == options_.layout);
+  if (staged && reserve.migration) {
+    return refuse(RefuseReason::kRole, "a running sequence migrates between equal KV layouts only: the writer has " +
+                                           from.Describe() + ", this worker " + options_.layout.Describe());
+  }
   const StagingNeed need = [&](uint32_t hit_tokens, uint32_t num_tokens) {
     std::vector<uint32_t> blocks;
     for (uint32_t g = 0; g < from.groups.size(); ++g) {
@@ -631,19 +700,20 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   grant.blocks = staged ? granted->staging : granted->fresh;
   grant.blocks.resize(options_.layout.groups.size());
   std::vector<uint64_t> bases, sizes;
-  for (uint32_t g = 0; g < grant.blocks.size(); ++g) {
-    grant.base.emplace_back();
-    for (const BlockId block : grant.blocks[g]) {
-      grant.base[g].push_back(options_.pool.BlockOffset(options_.layout, g, block));
-      bases.push_back(grant.base[g].back());
-      sizes.push_back(options_.layout.BlockBytes(g));
-    }
-    if (staged) grant.staging_block_bytes.push_back(options_.layout.BlockBytes(g));
+  Place(&grant, &bases, &sizes);
+  for (uint32_t g = 0; staged && g < grant.blocks.size(); ++g) {
+    grant.staging_block_bytes.push_back(options_.layout.BlockBytes(g));
   }
-  const ChunkGrid grid(
-      from, std::vector<uint32_t>(from.groups.size(), NumMovingBlocks(from, grant.hit_tokens, reserve.num_tokens)));
+  const uint32_t moving = NumMovingBlocks(from, grant.hit_tokens, reserve.num_tokens);
+  ChunkGrid grid;
+  if (reserve.migration) {
+    grid.AppendLastApart(from, moving);
+  } else {
+    grid.Append(from, moving);
+  }
+  const uint32_t most_tokens = reserve.migration ? from.BlocksFor(reserve.num_tokens) * from.block_tokens : 0;
   ReaderActions actions;
-  const ReaderTicket& ticket = reader_.Open(writer, reserve, std::move(grant), grid.size(), now, &actions);
+  const ReaderTicket& ticket = reader_.Open(writer, reserve, std::move(grant), grid.size(), now, &actions, most_tokens);
   receives_[ticket.ticket] = granted->sequence;
   granted_bytes_[ticket.ticket] = grid.TotalBytes();
   if (staged) staged_[ticket.ticket] = from;
@@ -652,6 +722,45 @@ std::optional<ReceiveGrant> KvConnector::Admit(LinkId link, const Reserve& reser
   ++counters_.grants;
   Do(&actions, now, out);
   return *std::move(granted);
+}
+
+// L12. Without room there is no answer: the writer asks again, for what it needs then.
+void KvConnector::OnExtend(const ProcessId& writer, const Extend& extend, TimePoint now, Outbox* out) {
+  ReaderActions actions;
+  if (const ReaderTicket* t = reader_.Extending(writer, extend, &actions)) {
+    const uint32_t more = options_.layout.BlocksFor(extend.num_tokens) - options_.layout.BlocksFor(t->most_tokens);
+    StatusOr<std::vector<std::vector<BlockId>>> granted =
+        OverCap(writer, more, /*own_tickets=*/1)
+            ? ResourceExhaustedError("the writer has its share of this pool")
+            : scheduler_->ExtendReceive(receives_.at(t->ticket), extend.num_tokens);
+    if (granted.ok()) {
+      Grant grant;
+      grant.blocks = *std::move(granted);
+      std::vector<uint64_t> bases, sizes;
+      Place(&grant, &bases, &sizes);
+      ChunkGrid grid;
+      grid.AppendLastApart(options_.layout, more);
+      transport_->Admit(t->ticket, writer, std::move(bases), std::move(sizes));
+      counters_.bytes_received += grid.TotalBytes();
+      granted_bytes_[t->ticket] += grid.TotalBytes();
+      ++counters_.extensions;
+      reader_.Extended(extend, std::move(grant), grid.size(),
+                       options_.layout.BlocksFor(extend.num_tokens) * options_.layout.block_tokens, now, &actions);
+    }
+  }
+  Do(&actions, now, out);
+}
+
+// Where the granted blocks lie in this pool: in the GRANT, and in its order for the transport.
+void KvConnector::Place(Grant* grant, std::vector<uint64_t>* bases, std::vector<uint64_t>* sizes) const {
+  for (uint32_t g = 0; g < grant->blocks.size(); ++g) {
+    grant->base.emplace_back();
+    for (const BlockId block : grant->blocks[g]) {
+      grant->base[g].push_back(options_.pool.BlockOffset(options_.layout, g, block));
+      bases->push_back(grant->base[g].back());
+      sizes->push_back(options_.layout.BlockBytes(g));
+    }
+  }
 }
 
 void KvConnector::AbortTicketOf(const Ticket& ticket, TimePoint now, Outbox* out) {
@@ -817,7 +926,9 @@ void KvConnector::DialDue(TimePoint now, Outbox* out) {
 void KvConnector::Audit() const {
   for (const WriterChild* c : writer_.Live()) {
     if (c->ticket == Ticket{}) continue;
-    const Sequence* s = scheduler_->Find(sends_.at(c->key));
+    const Send& send = sends_.at(c->key);
+    if (send.migration) continue;  // what it reads it holds itself
+    const Sequence* s = scheduler_->Find(send.sequence);
     BATON_CHECK(s == nullptr || s->pinned, "a hand-off with a ticket must not lose its blocks");
   }
 }

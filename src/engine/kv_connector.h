@@ -64,6 +64,9 @@ struct ConnectorCounters {
   // Hand-offs out: how many failed by cause, and sums over those that were handed off.
   std::array<uint64_t, 6> failed{};  // [HandoffFailure]
   uint64_t handed_off = 0, bytes_handed_off = 0;
+  // Of them migrations, with those that were begun or failed.
+  uint64_t migrations = 0, migrated = 0, bytes_migrated = 0, extensions = 0;
+  std::array<uint64_t, 6> migrations_failed{};  // [HandoffFailure]
   Duration reserve_time{}, exposed_time{}, commit_time{};
   struct Times {
     Duration sum{};
@@ -99,6 +102,13 @@ class KvConnector {
   // ---- writer -----------------------------------------------------------------------------------
   // The prompt's first chunk is launched: ask `reader` for blocks.
   void BeginSend(const Sequence& sequence, const PeerAddress& reader, TimePoint deadline, TimePoint now, Outbox* out);
+  // A migration: `sequence` decodes on, its KV goes to `reader` under `next`. The hand-off holds references of its own
+  // to the blocks, so these stay whatever becomes of the sequence. False: that key is under way already.
+  bool BeginMigration(const Sequence& sequence, Epoch next, const PeerAddress& reader, TimePoint deadline,
+                      TimePoint now, Outbox* out);
+  // What it has by now: blocks and tokens, launched ones too.
+  void AdvanceMigration(const ChildEpoch& key, const Sequence& sequence, TimePoint now, Outbox* out);
+  bool MayCutOver(const ChildEpoch& key) const { return writer_.MayCutOver(key); }
   // Layers [0, layers) of a launched part are final; or, with layers = all, the part's step is done.
   void AdvanceSend(const ChildEpoch& key, uint32_t tokens_done, uint32_t tokens_now, uint32_t layers, TimePoint now,
                    Outbox* out);
@@ -179,7 +189,17 @@ class KvConnector {
     TimePoint heard = kNever;  // when its session ended
   };
 
+  // A hand-off out. Of a migration with references to the blocks [group] that are granted so far.
+  struct Send {
+    SequenceId sequence{};
+    bool migration = false;
+    std::vector<BlockTable> blocks;
+  };
+  void EndSend(const ChildEpoch& key);
+  void Pin(const ChildEpoch& key, bool pinned);  // its sequence, if that still lives
+  void OnExtend(const ProcessId& writer, const Extend& extend, TimePoint now, Outbox* out);
   void Do(WriterActions* actions, TimePoint now, Outbox* out);
+  void Place(Grant* grant, std::vector<uint64_t>* bases, std::vector<uint64_t>* sizes) const;
   void Do(ReaderActions* actions, TimePoint now, Outbox* out);
   void Queue(const WriterPost& post, TimePoint now);
   void Pump(const ProcessId& reader, TimePoint now);
@@ -199,7 +219,8 @@ class KvConnector {
   void DialDue(TimePoint now, Outbox* out);
   WriterSession* SessionOn(LinkId link);
   void ReportStuck(TimePoint now, Outbox* out);
-  bool OverCap(const ProcessId& writer, uint32_t more_blocks) const;
+  // own_tickets: of the writer, that the blocks may be for already.
+  bool OverCap(const ProcessId& writer, uint32_t more_blocks, uint32_t own_tickets = 0) const;
   uint32_t TiedUp(const ReaderTicket& ticket) const;
   uint32_t CreditTickets(const ProcessId& writer) const;
   uint64_t CreditBlocks(const ProcessId& writer) const;  // L9
@@ -218,7 +239,7 @@ class KvConnector {
   std::map<LinkId, ReaderSession> accepted_;
   std::map<ProcessId, LinkId> accepted_by_writer_;
   std::map<ProcessId, WatchedWriter> watches_;
-  std::map<ChildEpoch, SequenceId> sends_;
+  std::map<ChildEpoch, Send> sends_;
   std::map<ProcessId, SendWindow> windows_;                   // by reader; only those that are not idle
   std::map<OpId, std::pair<ProcessId, uint64_t>> under_way_;  // reader and bytes
   std::map<Ticket, uint64_t> granted_bytes_;                  // RESERVED and RECEIVING

@@ -83,6 +83,8 @@ uint64_t KvConnector::CreditBlocks(const ProcessId& writer) const {
 void KvConnector::CountHandedOff(const WriterChild& child, TimePoint now) {
   ++counters_.handed_off;
   counters_.bytes_handed_off += child.bytes_quiesced;
+  counters_.migrated += child.reserve.migration ? 1 : 0;
+  counters_.bytes_migrated += child.reserve.migration ? child.bytes_quiesced : 0;
   if (child.granted != kNever) counters_.reserve_time += child.granted - child.begun;
   if (child.finished != kNever) counters_.exposed_time += now - child.finished;
   if (child.finished != kNever) {
@@ -233,6 +235,7 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
   m.Count("kv_transport_failures_total", "kind", "peer", c.peers_lost);
   m.Time("kv_drain_seconds", r.quarantined_time, r.drained);
   m.Count("kv_stale_dropped_total", "kind", "reserve", r.stale_reserves);
+  m.Count("kv_stale_dropped_total", "kind", "extend", r.stale_extends);
   m.Count("kv_stale_dropped_total", "kind", "chunk", r.stale_chunks);
   m.Count("kv_stale_dropped_total", "kind", "commit", r.stale_commits);
   m.Count("kv_stale_dropped_total", "kind", "drained", r.stale_drained);
@@ -243,6 +246,13 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
   m.Count("kv_repushes_total", w.repushes);
   for (size_t i = 0; i < c.failed.size(); ++i) {
     m.Count("kv_handoff_failures_total", "code", kFailureCodes[i], c.failed[i]);
+  }
+  m.Count("kv_migrations_total", "result", "started", c.migrations);
+  m.Count("kv_migrations_total", "result", "finished", c.migrated);
+  m.Count("kv_migrated_bytes_total", c.bytes_migrated);
+  m.Count("kv_extensions_total", c.extensions);
+  for (size_t i = 0; i < c.migrations_failed.size(); ++i) {
+    m.Count("kv_migration_failures_total", "code", kFailureCodes[i], c.migrations_failed[i]);
   }
   m.Time("kv_reserve_seconds", c.reserve_time, c.handed_off);
   for (const TransferMode mode : kModes) {

@@ -55,6 +55,7 @@ struct Timings {
   double tokens_per_second = 0;  // (tokens - 1) / (last - first); 0 with fewer than two
   uint32_t placements = 0;       // epochs
   uint32_t retries = 0;          // placements after the first
+  uint32_t migrations = 0;       // to another decode worker, in the middle of the answer
   bool disaggregated = false;    // of the last epoch
   std::string placement_why;
   std::string prefill_worker;  // of the last epoch; "" = none

@@ -19,6 +19,9 @@ namespace baton {
 namespace {
 
 constexpr size_t kMaxTriesAtOnce = 64;  // placements of waiting requests per input
+// Migrations that leave one worker at a time: they share its way out, and each stands still for its last step.
+constexpr size_t kMostMigrations = 4;
+constexpr size_t kMostMigrationTries = 8;  // per input
 constexpr Duration kRetrySoon = std::chrono::milliseconds(200);
 constexpr Duration kRetryLater = std::chrono::seconds(1);
 constexpr const char* kNewerSession = "a newer session of this worker was opened";
@@ -115,6 +118,7 @@ struct Front::State {
   void OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* out);
   void OnChildEvent(const WorkerSession& session, const ChildEvent& event, FrontOutput* out);
   void OnTick(FrontOutput* out);
+  void MoveAway(WorkerId worker, FrontOutput* out);
   void PlaceWaiting(FrontOutput* out);
   void After(uint64_t number, FrontOutput* out);
   void SetTimer(uint64_t number, Live& live, TimePoint timer);
@@ -272,6 +276,7 @@ void Front::State::OnBatch(LinkId link, const WorkerBatch& batch, FrontOutput* o
   if (!router.OnCacheEvents(session->worker, batch.cache)) sessions.Send(session->worker, CacheResyncCommand{}, out);
   for (const WorkerReport& report : batch.report) router.OnReport(session->worker, report, now);
   for (const ChildEvent& event : batch.events) OnChildEvent(*session, event, out);
+  MoveAway(session->worker, out);
   if (!operations.idle()) operations.OnHeartbeat(session->worker, ForOperations(out));
 }
 
@@ -288,6 +293,26 @@ void Front::State::OnChildEvent(const WorkerSession& session, const ChildEvent& 
   if (!Holding(event) || !options.rules.Holds(Rule::kS5)) return;
   ++counters.stray_events;
   sessions.Send(session.worker, CancelCommand{child, epoch}, out);
+}
+
+// What runs on a worker that drains goes on elsewhere, as far as somebody is fit; the rest runs to its end there.
+void Front::State::MoveAway(WorkerId worker, FrontOutput* out) {
+  if (!router.admission(worker).draining) return;
+  size_t moving = 0;
+  std::vector<uint64_t> candidates;
+  for (const auto& [number, live] : requests) {
+    if (!live.request->RunsOn(worker)) continue;
+    if (live.request->migrating()) {
+      ++moving;
+    } else if (candidates.size() < kMostMigrationTries && live.request->MayMigrate(now)) {
+      candidates.push_back(number);
+    }
+  }
+  for (const uint64_t number : candidates) {
+    if (moving >= kMostMigrations) return;
+    moving += requests.at(number).request->TryMigrate(Context(out)) ? 1 : 0;
+    After(number, out);
+  }
 }
 
 // ---- time and queue -----------------------------------------------------------------------------
@@ -404,6 +429,13 @@ void Front::Handle(FrontInput input, TimePoint now, FrontOutput* out) {
     s.operations.Begin(*role, s.ForOperations(out));
   } else if (const auto* waiter = std::get_if<OperatorGone>(&input)) {
     s.operations.Forget(waiter->handle);
+  } else if (const auto* move = std::get_if<MoveOrder>(&input)) {
+    const auto it = s.by_client.find(move->client);
+    FrontRequest* request = it == s.by_client.end() ? nullptr : s.requests.at(it->second).request.get();
+    if (request != nullptr && request->MayMigrate(now)) {
+      request->TryMigrate(s.Context(out));
+      s.After(it->second, out);
+    }
   }
   s.PlaceWaiting(out);
 }

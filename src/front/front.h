@@ -57,6 +57,10 @@ struct FromWorker {
   LinkId link{};
   WorkerBatch batch;
 };
+// That answer is to go on at another worker, if one is fit and it runs: as a drain does it, for the simulator.
+struct MoveOrder {
+  ClientHandle client{};
+};
 struct Tick {};        // fires timers that are due
 struct FrontDrain {};  // for good: admit nothing new; what lives runs to its end
 
@@ -98,7 +102,7 @@ struct OrderUpdate {
 };
 
 using FrontInput = std::variant<ClientSubmit, ClientCancel, ClientGone, WorkerUp, WorkerDown, FromWorker, Tick,
-                                FrontDrain, DrainOrder, RoleOrder, OperatorGone>;
+                                FrontDrain, DrainOrder, RoleOrder, OperatorGone, MoveOrder>;
 
 struct LinkClose {
   LinkId link{};
@@ -157,6 +161,7 @@ struct FrontCounters {
   uint64_t finish_faults = 0;  // a worker's finish reason that the stop rules do not give
   uint64_t stray_events = 0;   // S5: answered with Cancel
   uint64_t replacements = 0;   // epochs after the first
+  uint64_t migrations = 0, migrated = 0, migrations_failed = 0;  // begun, gone on elsewhere, gone on where they were
   uint64_t adopts = 0, handoff_failures = 0, poisoned = 0, hung_workers = 0, superseded = 0;
 };
 

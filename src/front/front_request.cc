@@ -15,6 +15,8 @@ constexpr Duration kDeathsOnOneHost = std::chrono::seconds(5);  // count once (L
 constexpr uint32_t kMaxWorkerRefusals = 8;
 constexpr Duration kFirstBackOff = std::chrono::milliseconds(10);
 constexpr Duration kLastBackOff = std::chrono::seconds(1);
+constexpr Duration kMigrateAgain = std::chrono::milliseconds(50);  // doubles with every failure
+constexpr uint32_t kWorthMoving = 4;                               // tokens to come, at least
 
 Prepared WithoutRequest(Prepared p) {
   p.request = {};
@@ -71,12 +73,17 @@ std::optional<Placement> FrontRequest::DecodeWhereItIs(const FrontContext& ctx) 
   return p;
 }
 
-bool FrontRequest::TryPlace(const FrontContext& ctx) {
-  BATON_CHECK(phase_ == Phase::kQueued);
+PlaceQuery FrontRequest::QueryNow(const FrontContext& ctx) {
   PlaceQuery query;
   query.prompt_tokens = static_cast<uint32_t>(request_->prompt.size() + tokens_.size());
   query.answer_tokens = request_->stop.max_tokens - static_cast<uint32_t>(tokens_.size());
   query.pages = &PageHashes(ctx);
+  return query;
+}
+
+bool FrontRequest::TryPlace(const FrontContext& ctx) {
+  BATON_CHECK(phase_ == Phase::kQueued);
+  PlaceQuery query = QueryNow(ctx);
   query.excluded = &excluded_;
   query.no_handoff_to = &no_handoff_to_;
   if (!is_retry()) {  // what lives on after a loss goes wherever it can
@@ -123,8 +130,8 @@ bool FrontRequest::OnRefused(const Refusal& refusal, const FrontContext& ctx) {
 }
 
 void FrontRequest::Dispatch(const Placement& placement, const PlaceQuery& query, const FrontContext& ctx) {
-  ++epoch_;
-  if (epoch_ > 1) ++ctx.counters.replacements;
+  epoch_ = ++last_epoch_;
+  if (++dispatched_ > 1) ++ctx.counters.replacements;
   placement_ = placement;
   prefill_ = placement.prefill;
   decode_ = placement.decode;
@@ -171,10 +178,13 @@ void FrontRequest::FlushCancels(const FrontContext& ctx) {
 // ---- events -------------------------------------------------------------------------------------
 
 bool FrontRequest::Holds(WorkerId worker, Epoch epoch) const {
+  if (migration_ && epoch == migration_->epoch) return worker == decode_ || worker == migration_->to;
   return epoch == epoch_ && phase_ != Phase::kQueued && phase_ != Phase::kEnded && DependsOn(worker);
 }
 
 void FrontRequest::OnEvent(WorkerId from, const ChildEvent& event, const FrontContext& ctx) {
+  const Epoch epoch = std::visit([](const auto& e) { return e.epoch; }, event);
+  if (migration_ && epoch == migration_->epoch) return OnMigrationEvent(from, event, ctx);
   if (const auto* token = std::get_if<TokenEvent>(&event)) {
     OnToken(from, *token, ctx);
   } else if (std::holds_alternative<HandedOff>(event)) {
@@ -186,15 +196,17 @@ void FrontRequest::OnEvent(WorkerId from, const ChildEvent& event, const FrontCo
     OnHandoffFailed(from, *failed, ctx);
   } else if (std::holds_alternative<Running>(event)) {
     if (from == decode_ && phase_ == Phase::kAdopting) DependOnDecodeOnly(ctx);
+    if (from == decode_ && migration_ && migration_->step == Migration::Step::kAskSource) GoOnAtSource(ctx);
   } else if (std::holds_alternative<NotHeld>(event)) {
-    if (from == decode_ && phase_ == Phase::kAdopting) {
+    const bool asked = migration_ && migration_->step == Migration::Step::kAskSource;
+    if (from == decode_ && (phase_ == Phase::kAdopting || asked)) {
       EndEpoch(adopt_price_, adopt_lost_, "the hand-off was lost", ctx);
     }
   } else if (const auto* child_failed = std::get_if<ChildFailed>(&event)) {
     OnChildFailed(from, *child_failed, ctx);
   } else if (const auto* receipt = std::get_if<ReceiptEvent>(&event)) {
     if (from == decode_) decode_receipt_ = receipt->receipt;
-    if (from == prefill_ || !disaggregated_) {
+    if (from == prefill_ || (!disaggregated_ && moved_ == 0)) {
       prefill_receipt_ = receipt->receipt;
       prefill_receipt_came_ = true;
       if (phase_ == Phase::kSettling) EmitDone(ctx);
@@ -207,6 +219,122 @@ void FrontRequest::DependOnDecodeOnly(const FrontContext& ctx) {
   phase_ = Phase::kDecoding;
   wait_until_ = kNever;
   ctx.router.PrefillEnded(child_, epoch_);
+}
+
+// ---- migration ------------------------------------------------------------------------------------
+
+bool FrontRequest::MayMigrate(TimePoint now) const {
+  return phase_ == Phase::kDecoding && !migration_ && emitted_ && migrate_after_ <= now &&
+         tokens_.size() + kWorthMoving <= request_->stop.max_tokens;
+}
+
+bool FrontRequest::TryMigrate(const FrontContext& ctx) {
+  BATON_CHECK(MayMigrate(ctx.now));
+  PlaceQuery query = QueryNow(ctx);
+  query.excluded = &no_migration_to_;
+  std::optional<WorkerId> to = ctx.router.PlaceMigration(query, decode_);
+  if (!to && !no_migration_to_.empty()) {
+    no_migration_to_.clear();
+    to = ctx.router.PlaceMigration(query, decode_);
+  }
+  if (!to) {
+    migrate_after_ = ctx.now + kMigrateAgain;
+    return false;
+  }
+  const WorkerSession* session = ctx.sessions.Find(*to);
+  BATON_CHECK(session != nullptr, "a migration to a worker without a session");
+  migration_ = Migration{++last_epoch_, *to, session->self.process, Migration::Step::kMoving};
+  ++ctx.counters.migrations;
+  ctx.sessions.Send(
+      decode_, MigrateCommand{child_, epoch_, migration_->epoch, static_cast<uint32_t>(tokens_.size()), session->self},
+      ctx.out);
+  ctx.router.Migrates(child_, migration_->epoch, *to, query);
+  return true;
+}
+
+// Of the next epoch, while the present one still counts.
+void FrontRequest::OnMigrationEvent(WorkerId from, const ChildEvent& event, const FrontContext& ctx) {
+  using Step = Migration::Step;
+  const Step step = migration_->step;
+  if (const auto* failed = std::get_if<HandoffFailed>(&event)) {
+    if (from != decode_ || step != Step::kMoving) return;
+    if (failed->why == HandoffFailure::kUndecided) return AskTarget(Price::kLoss, migration_->process, ctx);
+    if (failed->why != HandoffFailure::kBusyTooLong) no_migration_to_.insert(migration_->to);
+    return GoOnAtSource(ctx);
+  }
+  if (std::holds_alternative<HandedOff>(event)) {
+    // Where the source is asked already, its answer tells that it has nothing any more.
+    if (from == decode_ && step != Step::kAskSource) GoOnAtTarget(/*source_knows=*/true, ctx);
+    return;
+  }
+  if (from != migration_->to) return;
+  const auto* token = std::get_if<TokenEvent>(&event);
+  if (token != nullptr || std::holds_alternative<Running>(event)) {
+    if (step == Step::kAskSource) return cancels_.emplace_back(from, migration_->epoch), void();
+    GoOnAtTarget(/*source_knows=*/false, ctx);
+    if (token != nullptr) OnToken(from, *token, ctx);
+    return;
+  }
+  const bool not_there = std::holds_alternative<NotHeld>(event) && step == Step::kAskTarget;
+  if (not_there || (std::holds_alternative<ChildFailed>(event) && step != Step::kAskSource)) {
+    AskSource(Price::kLoss, migration_->process, ctx);
+  }
+}
+
+// The first event of the next epoch: it is the present one (S11).
+void FrontRequest::GoOnAtTarget(bool source_knows, const FrontContext& ctx) {
+  if (!source_knows) cancels_.emplace_back(decode_, epoch_);
+  ctx.router.Ended(child_, epoch_);
+  epoch_ = migration_->epoch;
+  prefill_ = WorkerId{};
+  decode_ = migration_->to;
+  decode_process_ = migration_->process;
+  migration_.reset();
+  const WorkerSession* d = ctx.sessions.Find(decode_);
+  decode_steps_ = d == nullptr ? 0 : d->steps;
+  handed_off_ = true;
+  emitted_ = false;
+  wait_until_ = kNever;
+  ++moved_;
+  ++ctx.counters.migrated;
+  ctx.router.PrefillEnded(child_, epoch_);
+}
+
+void FrontRequest::GoOnAtSource(const FrontContext& ctx) {
+  cancels_.emplace_back(migration_->to, migration_->epoch);
+  EndMigration(ctx);
+  wait_until_ = kNever;
+  const uint32_t doublings = std::min(migrations_failed_++, 6u);
+  migrate_after_ = ctx.now + kMigrateAgain * (1u << doublings);
+  ++ctx.counters.migrations_failed;
+}
+
+void FrontRequest::EndMigration(const FrontContext& ctx) {
+  ctx.router.Ended(child_, migration_->epoch);
+  migration_.reset();
+}
+
+void FrontRequest::AskTarget(Price price, const ProcessId& lost, const FrontContext& ctx) {
+  if (ctx.sessions.Find(migration_->to) == nullptr) return AskSource(price, lost, ctx);
+  ++ctx.counters.adopts;
+  adopt_price_ = price;
+  adopt_lost_ = lost;
+  migration_->step = Migration::Step::kAskTarget;
+  wait_until_ = ctx.now + ctx.options.limits.adopt_deadline;
+  ctx.sessions.Send(migration_->to, AdoptCommand{child_, migration_->epoch, !hits_.empty()}, ctx.out);
+}
+
+// It goes on there, and no event of the next epoch counts any more.
+void FrontRequest::AskSource(Price price, const ProcessId& lost, const FrontContext& ctx) {
+  const bool asked = migration_->step == Migration::Step::kAskTarget;  // for what was lost before
+  adopt_price_ = asked ? adopt_price_ : price;
+  adopt_lost_ = asked ? adopt_lost_ : lost;
+  if (ctx.sessions.Find(decode_) == nullptr) {
+    return EndEpoch(adopt_price_, adopt_lost_, "neither worker of a migration has it", ctx);
+  }
+  migration_->step = Migration::Step::kAskSource;
+  wait_until_ = ctx.now + ctx.options.limits.adopt_deadline;
+  ctx.sessions.Send(decode_, AdoptCommand{child_, epoch_, !hits_.empty()}, ctx.out);
 }
 
 void FrontRequest::OnToken(WorkerId from, const TokenEvent& event, const FrontContext& ctx) {
@@ -298,8 +426,9 @@ void FrontRequest::EmitDone(const FrontContext& ctx) {
   if (tokens_.size() > 1 && last_token_ > first_token_) {
     t.tokens_per_second = static_cast<double>(tokens_.size() - 1) / Seconds(last_token_ - first_token_);
   }
-  t.placements = epoch_;
-  t.retries = epoch_ - 1;
+  t.placements = dispatched_ + moved_;
+  t.retries = dispatched_ - 1;
+  t.migrations = moved_;
   t.disaggregated = disaggregated_;
   t.placement_why = std::string(Name(placement_.why));
   t.prefill_worker = prefill_process_.name;
@@ -389,8 +518,13 @@ void FrontRequest::OnWorkerLost(const WorkerSession& session, const FrontContext
   if (phase_ == Phase::kEnded || !DependsOn(session.worker)) return;
   if (phase_ == Phase::kSettling) return EmitDone(ctx);
   const ProcessId& process = session.self.process;
+  if (migration_ && session.worker == migration_->to) {
+    if (migration_->step != Migration::Step::kAskSource) AskSource(Price::kLoss, process, ctx);
+    return;
+  }
   if (session.worker == decode_) {
     if (phase_ == Phase::kDecoding && Poisoned(session, ctx)) return;
+    if (migration_ && migration_->step != Migration::Step::kAskSource) return AskTarget(Price::kLoss, process, ctx);
     return EndEpoch(Price::kLoss, process, "worker " + process.name + " was lost", ctx);
   }
   if (phase_ == Phase::kPrefilling) {
@@ -442,6 +576,11 @@ void FrontRequest::ReleaseEpoch(bool tell_workers, const FrontContext& ctx) {
   if (decode_ == WorkerId{}) return;
   for (const WorkerId w : {prefill_, decode_}) {
     if (tell_workers && w != WorkerId{}) cancels_.emplace_back(w, epoch_);
+  }
+  if (migration_) {
+    // The source ends its part of it with epoch_; what it has said to the reader by then ends there.
+    cancels_.emplace_back(migration_->to, migration_->epoch);
+    EndMigration(ctx);
   }
   ctx.router.Ended(child_, epoch_);
   prefill_ = decode_ = WorkerId{};
@@ -502,8 +641,10 @@ void FrontRequest::OnTimer(const FrontContext& ctx) {
       return EndEpoch(adopt_price_, adopt_lost_, "the decode worker did not answer", ctx);
     case Phase::kSettling:
       return EmitDone(ctx);
-    case Phase::kPrefilling:
     case Phase::kDecoding:
+      if (migration_) EndEpoch(adopt_price_, adopt_lost_, "nobody said where a migration ended", ctx);
+      return;
+    case Phase::kPrefilling:
     case Phase::kEnded:
       return;
   }

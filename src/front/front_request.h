@@ -5,6 +5,7 @@
 //   kPrefilling -HandedOff, or D's first event-> kDecoding          it depends on D alone from here (S6)
 //   kPrefilling -P lost, or HandoffFailed(undecided)-> kAdopting -Running, D's first event-> kDecoding (L7)
 //   kPrefilling, kAdopting, kDecoding -the epoch ends-> kQueued      the next placement has the next epoch
+//   kDecoding -Migrate-> kDecoding, in two epochs: the present one runs on until the first event of the next one (S11)
 //   any -last token, stop string-> kSettling (only while P's receipt is near) -> kEnded
 //   any -failure, cancel, deadline-> kEnded
 //
@@ -72,6 +73,14 @@ class FrontRequest {
   void FlushCancels(const FrontContext& ctx);
   bool may_try(TimePoint now) const { return phase_ == Phase::kQueued && not_before_ <= now; }
 
+  // ---- migration: phase kDecoding ----
+  bool RunsOn(WorkerId worker) const { return phase_ == Phase::kDecoding && decode_ == worker; }
+  bool migrating() const { return migration_.has_value(); }
+  // It decodes, and was not refused a moment ago.
+  bool MayMigrate(TimePoint now) const;
+  // False: no worker is fit for it now.
+  bool TryMigrate(const FrontContext& ctx);
+
   // ---- events ----
   // True when `worker` is P or D of the current `epoch`.
   bool Holds(WorkerId worker, Epoch epoch) const;
@@ -95,11 +104,32 @@ class FrontRequest {
   int32_t priority() const { return request_->priority; }
   bool is_retry() const { return epoch_ > 0; }
   // P or D of the current epoch is `worker`.
-  bool DependsOn(WorkerId worker) const { return prefill_ == worker || decode_ == worker; }
+  bool DependsOn(WorkerId worker) const {
+    return prefill_ == worker || decode_ == worker || (migration_ && migration_->to == worker);
+  }
 
  private:
   // What an ended epoch costs.
   enum class Price : uint8_t { kFree, kLoss, kBudget };
+
+  // The answer on its way from decode_ to another worker. epoch_ is what counts until the first event of `epoch`.
+  struct Migration {
+    Epoch epoch = 0;
+    WorkerId to{};
+    ProcessId process;
+    enum class Step : uint8_t {
+      kMoving,
+      kAskTarget,  // Adopt(epoch) was sent there: the source is lost, or does not know
+      kAskSource,  // Adopt(epoch_) was sent there: the target has it not, or is lost
+    } step{};
+  };
+  void OnMigrationEvent(WorkerId from, const ChildEvent& event, const FrontContext& ctx);
+  void GoOnAtTarget(bool source_knows, const FrontContext& ctx);
+  void GoOnAtSource(const FrontContext& ctx);
+  void AskTarget(Price price, const ProcessId& lost, const FrontContext& ctx);
+  void AskSource(Price price, const ProcessId& lost, const FrontContext& ctx);
+  void EndMigration(const FrontContext& ctx);
+  PlaceQuery QueryNow(const FrontContext& ctx);
 
   // tokens
   void OnToken(WorkerId from, const TokenEvent& event, const FrontContext& ctx);
@@ -140,6 +170,9 @@ class FrontRequest {
 
   // The current epoch. 0: none yet.
   Epoch epoch_ = 0;
+  Epoch last_epoch_ = 0;                 // the highest that was ever named to a worker
+  uint32_t dispatched_ = 0, moved_ = 0;  // placements, and migrations that ended well
+  std::optional<Migration> migration_;
   WorkerId prefill_{};  // P of a pair, while the epoch may still hear of it
   WorkerId decode_{};   // D, or the worker that does everything
   ProcessId prefill_process_, decode_process_;
@@ -173,6 +206,9 @@ class FrontRequest {
   TimePoint deadline_;
   TimePoint wait_until_ = kNever;  // kQueued again, kAdopting, kSettling: until then
   TimePoint not_before_{};         // kQueued: not earlier
+  TimePoint migrate_after_{};      // not earlier
+  uint32_t migrations_failed_ = 0;
+  std::set<WorkerId> no_migration_to_;
   TimePoint first_dispatch_ = kNever, first_token_ = kNever, last_token_ = kNever;
 };
 

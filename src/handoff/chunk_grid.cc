@@ -11,43 +11,82 @@ constexpr uint32_t CeilDiv(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
 ChunkGrid::ChunkGrid(const KvLayout& layout, const std::vector<uint32_t>& num_blocks) {
   BATON_CHECK(num_blocks.size() == layout.groups.size(), "one count of blocks per group");
+  AppendParts(layout, num_blocks, PlaceTargets(num_blocks));
+}
+
+void ChunkGrid::Append(const KvLayout& layout, uint32_t num_blocks) {
+  const std::vector<uint32_t> all(layout.groups.size(), num_blocks);
+  AppendParts(layout, all, PlaceTargets(all));
+}
+
+void ChunkGrid::AppendLastApart(const KvLayout& layout, uint32_t num_blocks) {
+  if (num_blocks == 0) return;
+  const std::vector<uint32_t> all(layout.groups.size(), num_blocks), last(layout.groups.size(), 1);
+  const std::vector<uint32_t> targets = PlaceTargets(all);
+  if (num_blocks > 1) AppendParts(layout, std::vector<uint32_t>(layout.groups.size(), num_blocks - 1), targets);
+  AppendParts(layout, last, targets);
+}
+
+// [group]: what a block's number among the moving ones is to be added to. May wrap; with that number it is right again.
+std::vector<uint32_t> ChunkGrid::PlaceTargets(const std::vector<uint32_t>& num_blocks) {
+  blocks_.resize(num_blocks.size(), 0);
+  std::vector<uint32_t> first;
+  for (size_t g = 0; g < num_blocks.size(); ++g) {
+    first.push_back(targets_ - blocks_[g]);
+    targets_ += num_blocks[g];
+  }
+  return first;
+}
+
+void ChunkGrid::AppendParts(const KvLayout& layout, const std::vector<uint32_t>& num_blocks,
+                            const std::vector<uint32_t>& first_target) {
   const auto share = static_cast<uint32_t>(kMaxChunks / std::max<size_t>(1, layout.groups.size()));
   for (uint32_t g = 0; g < layout.groups.size(); ++g) {
-    GroupGrid grid;
-    grid.num_blocks = num_blocks[g];
-    grid.num_layers = layout.groups[g].num_layers;
-    grid.layer_band = std::max(4u, CeilDiv(grid.num_layers, 10));
-    grid.layer_bands = CeilDiv(grid.num_layers, grid.layer_band);
-    grid.block_band = std::max(16u, CeilDiv(grid.num_blocks, std::max(1u, share / grid.layer_bands)));
-    grid.first = size_;
-    grid.bytes_per_block_layer = uint64_t{layout.groups[g].num_kv_heads} * 2 * layout.TileBytes(g);
-    size_ += CeilDiv(grid.num_blocks, grid.block_band) * grid.layer_bands;
-    groups_.push_back(grid);
+    Part part;
+    part.group = g;
+    part.first_block = blocks_[g];
+    part.first_target = first_target[g];
+    part.num_blocks = num_blocks[g];
+    part.num_layers = layout.groups[g].num_layers;
+    part.layer_band = std::max(4u, CeilDiv(part.num_layers, 10));
+    part.layer_bands = CeilDiv(part.num_layers, part.layer_band);
+    part.block_band = std::max(16u, CeilDiv(part.num_blocks, std::max(1u, share / part.layer_bands)));
+    part.first = size_;
+    part.bytes_per_block_layer = uint64_t{layout.groups[g].num_kv_heads} * 2 * layout.TileBytes(g);
+    size_ += CeilDiv(part.num_blocks, part.block_band) * part.layer_bands;
+    blocks_[g] += part.num_blocks;
+    parts_.push_back(part);
   }
 }
 
-Chunk ChunkGrid::At(ChunkIndex index) const {
+const ChunkGrid::Part& ChunkGrid::PartOf(ChunkIndex index) const {
   BATON_CHECK(index < size_, "chunk beyond the grid");
-  uint32_t g = 0;
-  while (g + 1 < groups_.size() && groups_[g + 1].first <= index) ++g;
-  const GroupGrid& grid = groups_[g];
-  const uint32_t in_group = index - grid.first;
+  size_t p = 0;
+  while (p + 1 < parts_.size() && parts_[p + 1].first <= index) ++p;
+  return parts_[p];
+}
+
+Chunk ChunkGrid::At(ChunkIndex index) const {
+  const Part& part = PartOf(index);
+  const uint32_t in_part = index - part.first;
+  const uint32_t from = in_part / part.layer_bands * part.block_band;
   Chunk chunk;
-  chunk.group = g;
-  chunk.first_block = in_group / grid.layer_bands * grid.block_band;
-  chunk.num_blocks = std::min(grid.block_band, grid.num_blocks - chunk.first_block);
-  chunk.first_layer = in_group % grid.layer_bands * grid.layer_band;
-  chunk.num_layers = std::min(grid.layer_band, grid.num_layers - chunk.first_layer);
+  chunk.group = part.group;
+  chunk.first_block = part.first_block + from;
+  chunk.num_blocks = std::min(part.block_band, part.num_blocks - from);
+  chunk.first_layer = in_part % part.layer_bands * part.layer_band;
+  chunk.num_layers = std::min(part.layer_band, part.num_layers - chunk.first_layer);
   return chunk;
 }
 
 uint64_t ChunkGrid::BytesOf(const Chunk& chunk) const {
-  return uint64_t{chunk.num_blocks} * chunk.num_layers * groups_[chunk.group].bytes_per_block_layer;
+  // Of one group all parts are alike in this.
+  return uint64_t{chunk.num_blocks} * chunk.num_layers * parts_[chunk.group].bytes_per_block_layer;
 }
 
 uint64_t ChunkGrid::TotalBytes() const {
   uint64_t bytes = 0;
-  for (const GroupGrid& g : groups_) bytes += uint64_t{g.num_blocks} * g.num_layers * g.bytes_per_block_layer;
+  for (const Part& p : parts_) bytes += uint64_t{p.num_blocks} * p.num_layers * p.bytes_per_block_layer;
   return bytes;
 }
 

@@ -4,6 +4,9 @@
 // A chunk is a band of blocks times a band of layers of one group. Together the chunks of a grid cover every
 // byte of every moving block exactly once; the reader's blocks therefore need no zeroing before GRANT.
 //
+// A migration's grid grows with the sequence: Append, and LastApart for what a GRANT of it covers, since the last block
+// is written until the cut-over and the others are not to wait for it.
+//
 // Moving blocks are the writer's, always. Where the reader's layout is unlike, they begin with the writer's block that
 // holds the first token the reader lacks: its first pages may be held already and are sent again (at most a block a
 // hand-off: a page of K is runs of 64 bytes in the tiles, which cost more to place one by one than to send).
@@ -33,19 +36,37 @@ class ChunkGrid {
   // num_blocks[group]: blocks that move. Bands are 16 blocks (more only beyond kMaxChunks) by a tenth of the
   // layers but at least 4: small enough that nearly all bytes move while later layers compute.
   ChunkGrid(const KvLayout& layout, const std::vector<uint32_t>& num_blocks);
+  // Chunks of so many further blocks of every group, numbered behind those before.
+  void Append(const KvLayout& layout, uint32_t num_blocks);
+  // The same, the last of the blocks in chunks of its own.
+  void AppendLastApart(const KvLayout& layout, uint32_t num_blocks);
 
   ChunkIndex size() const { return size_; }
   Chunk At(ChunkIndex index) const;
+  // What PlanCopies takes as first_target for that chunk between equal layouts, where each GRANT's blocks come in the
+  // order of the groups, behind those of the GRANTs before.
+  uint32_t FirstTarget(ChunkIndex index) const { return PartOf(index).first_target; }
   uint64_t BytesOf(const Chunk& chunk) const;
   uint64_t TotalBytes() const;
 
  private:
-  struct GroupGrid {
+  // Blocks of a group that were added together.
+  struct Part {
+    uint32_t group = 0;
+    uint32_t first_block = 0;   // among the group's moving blocks
+    uint32_t first_target = 0;  // see PlaceTargets
     uint32_t num_blocks = 0, num_layers = 0, block_band = 1, layer_band = 1, layer_bands = 0;
     ChunkIndex first = 0;
     uint64_t bytes_per_block_layer = 0;
   };
-  std::vector<GroupGrid> groups_;
+  std::vector<uint32_t> PlaceTargets(const std::vector<uint32_t>& num_blocks);
+  void AppendParts(const KvLayout& layout, const std::vector<uint32_t>& num_blocks,
+                   const std::vector<uint32_t>& first_target);
+  const Part& PartOf(ChunkIndex index) const;
+
+  std::vector<Part> parts_;
+  std::vector<uint32_t> blocks_;  // [group]: so far
+  uint32_t targets_ = 0;
   ChunkIndex size_ = 0;
 };
 

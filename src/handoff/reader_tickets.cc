@@ -79,7 +79,7 @@ std::optional<PairMessage> ReaderTickets::Recorded(const ProcessId& writer, cons
 }
 
 const ReaderTicket& ReaderTickets::Open(const ProcessId& writer, const Reserve& reserve, Grant grant,
-                                        uint32_t num_chunks, TimePoint now, ReaderActions* out) {
+                                        uint32_t num_chunks, TimePoint now, ReaderActions* out, uint32_t most_tokens) {
   BATON_CHECK(!free_slots_.empty(), "Open without a free slot");
   // A newer attempt of the same epoch replaces the older ticket: its GRANT was not taken.
   if (const std::optional<Ticket> old = FindChild(reserve.child, reserve.epoch)) Abort(*old, now, out);
@@ -95,6 +95,7 @@ const ReaderTicket& ReaderTickets::Open(const ProcessId& writer, const Reserve& 
   t.epoch = reserve.epoch;
   t.reserve_attempt = reserve.attempt;
   t.num_tokens = reserve.num_tokens;
+  t.most_tokens = std::max(reserve.num_tokens, most_tokens);
   t.chunks.resize(num_chunks);
   t.lease_end = now + options_.reserved_lease;
   grant.ticket = t.ticket;
@@ -105,6 +106,47 @@ const ReaderTicket& ReaderTickets::Open(const ProcessId& writer, const Reserve& 
   slot.now = std::move(t);
   out->send.emplace_back(writer, slot.now.grant);
   return slot.now;
+}
+
+const ReaderTicket* ReaderTickets::Extending(const ProcessId& writer, const Extend& extend, ReaderActions* out) {
+  ReaderTicket* t = Current(extend.ticket);
+  if (t == nullptr || t->writer != writer || t->child != extend.child || t->epoch != extend.epoch ||
+      !IsReserving(t->state)) {
+    ++counters_.stale_extends;
+    return nullptr;
+  }
+  if (extend.extension == t->extended.extension) {
+    ++counters_.duplicates;
+    out->send.emplace_back(writer, t->extended);
+    return nullptr;
+  }
+  if (extend.extension != t->extended.extension + 1 || extend.num_tokens <= t->most_tokens || t->grant.staged()) {
+    ++counters_.stale_extends;
+    return nullptr;
+  }
+  return t;
+}
+
+void ReaderTickets::Extended(const Extend& extend, Grant more, uint32_t num_chunks, uint32_t most_tokens, TimePoint now,
+                             ReaderActions* out) {
+  ReaderTicket* t = Current(extend.ticket);
+  BATON_CHECK(t != nullptr && IsReserving(t->state), "a ticket that is over grows");
+  for (size_t g = 0; g < more.blocks.size(); ++g) {
+    t->grant.blocks[g].insert(t->grant.blocks[g].end(), more.blocks[g].begin(), more.blocks[g].end());
+    t->grant.base[g].insert(t->grant.base[g].end(), more.base[g].begin(), more.base[g].end());
+  }
+  more.child = t->child;
+  more.epoch = t->epoch;
+  more.attempt = t->reserve_attempt;
+  more.ticket = t->ticket;
+  more.hit_tokens = t->grant.hit_tokens;
+  more.extension = extend.extension;
+  t->extended = std::move(more);
+  t->num_tokens = extend.num_tokens;
+  t->most_tokens = most_tokens;
+  t->chunks.resize(t->chunks.size() + num_chunks);
+  t->lease_end = std::max(t->lease_end, now + options_.receiving_lease);
+  out->send.emplace_back(t->writer, t->extended);
 }
 
 void ReaderTickets::OnChunk(const ChunkArrived& chunk, TimePoint now, ReaderActions* out) {
@@ -181,7 +223,8 @@ void ReaderTickets::Decide(ReaderTicket& t, TimePoint now, ReaderActions* out) {
       return Answer(t, commit, CommitVerdict::kMissing, std::move(missing), out);
     }
     std::vector<bool> named(t.chunks.size(), false);
-    bool right = commit.token_count == t.num_tokens && commit.digests.size() == t.chunks.size();
+    bool right = commit.token_count >= t.num_tokens && commit.token_count <= t.most_tokens &&
+                 commit.digests.size() == t.chunks.size();
     for (const ChunkDigest& d : commit.digests) {
       if (!right) break;
       right = d.chunk < t.chunks.size() && !named[d.chunk] && *t.chunks[d.chunk] == d.digest;

@@ -43,8 +43,10 @@ struct ReaderTicket {
   ChildId child;
   Epoch epoch = 0;
   Attempt reserve_attempt = 1;
-  uint32_t num_tokens = 0;
-  Grant grant;
+  uint32_t num_tokens = 0;                      // COMMIT's count: at least
+  uint32_t most_tokens = 0;                     // and at most; a migration may fill its last block
+  Grant grant;                                  // with the blocks of its extensions
+  Grant extended;                               // the answer to the last EXTEND; its extension is 0 before that
   std::vector<std::optional<uint64_t>> chunks;  // digest of the bytes here, once its notice came
   uint32_t chunks_arrived = 0;
   std::optional<Commit> commit;        // latest, while it waits for notices
@@ -68,7 +70,7 @@ struct ReaderActions {
 
 struct ReaderCounters {
   // Messages for tickets that are not current.
-  uint64_t stale_reserves = 0, stale_chunks = 0, stale_commits = 0, stale_drained = 0;
+  uint64_t stale_reserves = 0, stale_extends = 0, stale_chunks = 0, stale_commits = 0, stale_drained = 0;
   uint64_t corrupt = 0;  // digests that differ
   uint64_t missing = 0;  // COMMITs answered MISSING
   uint64_t duplicates = 0;
@@ -90,9 +92,16 @@ class ReaderTickets {
   std::optional<PairMessage> Recorded(const ProcessId& writer, const Reserve& reserve);
   bool HasFreeSlot() const { return !free_slots_.empty(); }
   // RESERVED. Blocks and bases of `grant` are filled in by the caller; its ticket is filled in here.
-  // num_chunks: of the grid of the granted blocks; 0 when the reader holds everything.
+  // num_chunks: of the grid of the granted blocks; 0 when the reader holds everything. most_tokens: of a migration,
+  // that the granted blocks hold.
   const ReaderTicket& Open(const ProcessId& writer, const Reserve& reserve, Grant grant, uint32_t num_chunks,
-                           TimePoint now, ReaderActions* out);
+                           TimePoint now, ReaderActions* out, uint32_t most_tokens = 0);
+  // The ticket, if that EXTEND is to be decided now: the next one of a migration that is still written, and for more
+  // than there is. A repeat gets its answer again; all else is stale.
+  const ReaderTicket* Extending(const ProcessId& writer, const Extend& extend, ReaderActions* out);
+  // That EXTEND was granted: blocks and bases of `more`, num_chunks more, for at most most_tokens.
+  void Extended(const Extend& extend, Grant more, uint32_t num_chunks, uint32_t most_tokens, TimePoint now,
+                ReaderActions* out);
 
   void OnChunk(const ChunkArrived& chunk, TimePoint now, ReaderActions* out);
   void OnCommit(const ProcessId& writer, const Commit& commit, TimePoint now, ReaderActions* out);

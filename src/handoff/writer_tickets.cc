@@ -27,6 +27,7 @@ void WriterTickets::Begin(const ProcessId& reader, Reserve reserve, bool session
   c.reserve.attempt = 0;
   c.begun = now;
   c.deadline = deadline;
+  c.num_tokens = c.grown_tokens = c.reserve.num_tokens;
   WriterChild& stored = children_.emplace(key, std::move(c)).first->second;
   if (session_up) SendReserve(stored, now, out);
 }
@@ -116,6 +117,7 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
     ++counters_.stale;
     return;
   }
+  if (grant.extension > 0) return OnExtended(reader, grant, now, out);
   WriterChild* c = Get({grant.child, grant.epoch});
   const bool current =
       c != nullptr && c->reader == reader && c->state == WriterState::kReserving && grant.attempt == c->reserve.attempt;
@@ -127,8 +129,7 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
     if (draining_.find(grant.ticket) == draining_.end()) SendDrained(reader, grant.ticket, false, now, out);
     return;
   }
-  const std::vector<uint32_t> moving(layout_.groups.size(),
-                                     NumMovingBlocks(layout_, grant.hit_tokens, c->reserve.num_tokens));
+  const uint32_t moving = NumMovingBlocks(layout_, grant.hit_tokens, c->reserve.num_tokens);
   const bool sane = Fits(grant, c->reserve.num_tokens);
   c->ticket = grant.ticket;
   c->grant = grant;
@@ -138,10 +139,82 @@ void WriterTickets::OnGrant(const ProcessId& reader, const Grant& grant, TimePoi
     return Stop(*c, WriterFailure{c->key, HandoffFailure::kTransfer, "GRANT does not fit the request"}, now, out);
   }
   c->state = WriterState::kPushing;
-  c->grid = ChunkGrid(layout_, moving);
-  c->chunks.assign(c->grid.size(), {});
+  c->granted_tokens = c->reserve.num_tokens;
+  Take(*c, grant, moving);
   PostReady(*c, now, out);
   MaybeCommit(*c, now, out);
+}
+
+// Blocks of a GRANT behind those of the GRANTs before.
+void WriterTickets::Take(WriterChild& c, const Grant& grant, uint32_t num_blocks) {
+  for (const std::vector<uint64_t>& group : grant.base) {
+    c.target_base.insert(c.target_base.end(), group.begin(), group.end());
+  }
+  if (c.reserve.migration) {
+    c.grid.AppendLastApart(layout_, num_blocks);
+  } else {
+    c.grid.Append(layout_, num_blocks);
+  }
+  c.chunks.resize(c.grid.size());
+}
+
+void WriterTickets::Grown(const ChildEpoch& key, uint32_t num_tokens, TimePoint now, WriterActions* out) {
+  WriterChild* c = Get(key);
+  if (c == nullptr || c->state == WriterState::kStopping) return;
+  c->grown_tokens = std::max(c->grown_tokens, num_tokens);
+  if (c->state != WriterState::kPushing || c->extending) return;
+  if (layout_.BlocksFor(c->grown_tokens) <= layout_.BlocksFor(c->granted_tokens)) return;
+  ++c->extension;
+  c->extending = true;
+  c->extend_until = now + options_.extend_give_up;
+  SendExtend(*c, now, out);
+}
+
+// Also when it is repeated it asks for what is needed then.
+void WriterTickets::SendExtend(WriterChild& c, TimePoint now, WriterActions* out) {
+  c.next_extend = now + options_.extend_repeat;
+  out->send.emplace_back(c.reader, Extend{c.key.child, c.key.epoch, c.ticket, c.extension, c.grown_tokens});
+}
+
+void WriterTickets::OnExtended(const ProcessId& reader, const Grant& grant, TimePoint now, WriterActions* out) {
+  WriterChild* c = Get({grant.child, grant.epoch});
+  if (c == nullptr || c->reader != reader || c->ticket != grant.ticket || c->state != WriterState::kPushing ||
+      !c->extending || grant.extension != c->extension) {
+    ++counters_.stale;
+    return;
+  }
+  // The reader may have answered an earlier sending of that EXTEND, which asked for less.
+  const size_t more = grant.blocks.empty() ? 0 : grant.blocks[0].size();
+  bool sane = more > 0 && grant.blocks.size() == layout_.groups.size() && grant.base.size() == grant.blocks.size();
+  for (size_t g = 0; sane && g < grant.blocks.size(); ++g) {
+    sane = grant.blocks[g].size() == more && grant.base[g].size() == more;
+  }
+  const uint32_t had = layout_.BlocksFor(c->granted_tokens);
+  sane = sane && had + more <= layout_.BlocksFor(c->grown_tokens);
+  if (!sane) {
+    return Stop(*c, WriterFailure{c->key, HandoffFailure::kTransfer, "GRANT does not fit the EXTEND"}, now, out);
+  }
+  for (size_t g = 0; g < grant.blocks.size(); ++g) {
+    c->grant.blocks[g].insert(c->grant.blocks[g].end(), grant.blocks[g].begin(), grant.blocks[g].end());
+    c->grant.base[g].insert(c->grant.base[g].end(), grant.base[g].begin(), grant.base[g].end());
+  }
+  c->granted_tokens = std::min(c->grown_tokens, (had + static_cast<uint32_t>(more)) * layout_.block_tokens);
+  c->extending = false;
+  c->next_extend = c->extend_until = kNever;
+  Take(*c, grant, static_cast<uint32_t>(more));
+  PostReady(*c, now, out);
+  MaybeCommit(*c, now, out);
+  // It grew while it asked.
+  if (c->state == WriterState::kPushing) Grown(c->key, c->grown_tokens, now, out);
+}
+
+bool WriterTickets::MayCutOver(const ChildEpoch& key) const {
+  const WriterChild* c = Find(key);
+  if (c == nullptr || c->state != WriterState::kPushing || c->ops_in_flight > 0) return false;
+  for (ChunkIndex i = 0; i < c->chunks.size(); ++i) {
+    if (!c->chunks[i].quiesced && ChunkReady(*c, c->grid.At(i))) return false;
+  }
+  return !c->extending || c->extension > options_.max_extensions;
 }
 
 // Whether the blocks of a GRANT are those that the request's KV, or its staging, needs.
@@ -196,7 +269,9 @@ void WriterTickets::OnRefused(const ProcessId& reader, const Refused& refused, T
 bool WriterTickets::ChunkReady(const WriterChild& c, const Chunk& chunk) const {
   const uint32_t first_block = FirstMovingBlock(layout_, c.grant.hit_tokens, c.reserve.num_tokens);
   const uint32_t end_block = first_block + chunk.first_block + chunk.num_blocks;
-  const uint32_t end = std::min(end_block * layout_.block_tokens, c.reserve.num_tokens);
+  uint32_t end = end_block * layout_.block_tokens;
+  // The last block of a migrating sequence is being written until the cut-over.
+  if (!c.reserve.migration || c.final_progress || !rules_.Holds(Rule::kS3)) end = std::min(end, c.num_tokens);
   if (end <= c.tokens_done) return true;
   // S3: only after the last step that will ever write it has reported the layer.
   if (!rules_.Holds(Rule::kS3) && c.tokens_now > 0) return true;
@@ -226,6 +301,9 @@ void WriterTickets::Advance(const ChildEpoch& key, uint32_t tokens_done, uint32_
 void WriterTickets::Finished(const ChildEpoch& key, Progress progress, TimePoint now, WriterActions* out) {
   WriterChild* c = Get(key);
   if (c == nullptr || c->state == WriterState::kStopping) return;
+  if (c->reserve.migration) {  // the last token's own KV is the reader's to compute
+    c->num_tokens = static_cast<uint32_t>(c->reserve.request->prompt.size() + progress.tokens.size()) - 1;
+  }
   c->final_progress = std::move(progress);
   c->finished = now;
   PostReady(*c, now, out);
@@ -275,10 +353,12 @@ void WriterTickets::OnQuiesced(const Quiesced& quiesced, TimePoint now, WriterAc
 void WriterTickets::MaybeCommit(WriterChild& c, TimePoint now, WriterActions* out) {
   if (c.state != WriterState::kPushing || !c.final_progress) return;
   if (c.chunks_quiesced != c.chunks.size() && rules_.Holds(Rule::kS4)) return;
+  if (layout_.BlocksFor(c.num_tokens) > layout_.BlocksFor(c.granted_tokens)) return;  // an extension is due
   c.state = WriterState::kCommitting;
   ++c.commit_attempt;
   c.commit_wait = options_.commit_repeat;
-  c.commit_until = std::min(c.deadline, now + options_.commit_give_up);
+  const Duration give_up = c.reserve.migration ? options_.migration_give_up : options_.commit_give_up;
+  c.commit_until = std::min(c.deadline, now + give_up);
   SendCommit(c, now, out);
 }
 
@@ -290,7 +370,7 @@ void WriterTickets::SendCommit(WriterChild& c, TimePoint now, WriterActions* out
   commit.attempt = c.commit_attempt;
   commit.progress = *c.final_progress;
   commit.progress.deadline_remaining = std::max<Duration>(c.deadline - now, Duration(0));
-  commit.token_count = c.reserve.num_tokens;
+  commit.token_count = c.num_tokens;
   for (ChunkIndex i = 0; i < c.chunks.size(); ++i) commit.digests.push_back({i, c.chunks[i].digest});
   out->send.emplace_back(c.reader, std::move(commit));
   c.next_send = now + c.commit_wait;
@@ -388,6 +468,8 @@ void WriterTickets::Stop(WriterChild& c, std::optional<WriterFailure> failure, T
   if (failure) out->failed.push_back(std::move(*failure));
   c.state = WriterState::kStopping;
   c.next_send = now + options_.sever_after;
+  c.extending = false;
+  c.next_extend = c.extend_until = kNever;
   if (c.ops_in_flight == 0 || !rules_.Holds(Rule::kL3)) Over(c, now, out);
 }
 
@@ -415,6 +497,13 @@ void WriterTickets::SendDrained(const ProcessId& reader, const Ticket& ticket, b
 void WriterTickets::Tick(TimePoint now, WriterActions* out) {
   for (auto it = children_.begin(); it != children_.end();) {
     WriterChild& c = (it++)->second;  // Stop may erase it
+    if (c.next_extend <= now) {
+      if (now >= c.extend_until) {
+        Stop(c, WriterFailure{c.key, HandoffFailure::kBusyTooLong, "no room to grow at " + c.reader.name}, now, out);
+        continue;
+      }
+      SendExtend(c, now, out);
+    }
     if (c.next_send > now) continue;
     switch (c.state) {
       case WriterState::kReserving:
@@ -449,7 +538,7 @@ void WriterTickets::Tick(TimePoint now, WriterActions* out) {
 
 TimePoint WriterTickets::NextTimer() const {
   TimePoint next = kNever;
-  for (const auto& [key, c] : children_) next = std::min(next, c.next_send);
+  for (const auto& [key, c] : children_) next = std::min({next, c.next_send, c.next_extend});
   for (const auto& [ticket, d] : draining_) next = std::min(next, d.next_send);
   return next;
 }

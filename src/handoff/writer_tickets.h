@@ -4,6 +4,9 @@
 //
 //   RESERVING <-BUSY-> HELD;  RESERVING -GRANT-> PUSHING -all quiesced, first token known-> COMMITTING -ACK-> over
 //   any -cancel, abort, refusal, loss-> STOPPING -ops quiesced-> over; DRAINED repeats without holding blocks
+//
+// A migration (Reserve::migration) is the same while its sequence is still decoded: the blocks that are full go first,
+// EXTEND asks for more as it grows, Finished comes with the cut-over and lets the last block go.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +34,12 @@ struct WriterOptions {
   Duration drained_repeat = std::chrono::milliseconds(200);
   Duration sever_after = std::chrono::seconds(5);  // STOPPING with ops in flight
   uint32_t max_repushes = 2;
+  // Of migrations: a sequence stands still from COMMIT on, so its outcome is asked for sooner.
+  Duration migration_give_up = std::chrono::seconds(2);
+  Duration extend_repeat = std::chrono::milliseconds(20);
+  Duration extend_give_up = std::chrono::seconds(2);  // then the reader has no room for it
+  // A sequence that outgrew its GRANT so often stands still for the next one.
+  uint32_t max_extensions = 8;
 };
 
 struct ChildEpoch {
@@ -50,8 +59,15 @@ struct WriterChild {
   std::optional<TimePoint> first_busy;
   // From GRANT on.
   Ticket ticket;
-  Grant grant;
+  Grant grant;                        // with the blocks of its extensions
+  std::vector<uint64_t> target_base;  // of all granted blocks in the order of the ticket
   ChunkGrid grid;
+  uint32_t granted_tokens = 0;  // that these blocks are for
+  // Of a migration: what the sequence will have when its launched steps are done, and the last EXTEND.
+  uint32_t grown_tokens = 0;
+  uint32_t extension = 0;
+  bool extending = false;  // it is not answered
+  TimePoint next_extend = kNever, extend_until = kNever;
   struct ChunkState {
     Attempt posted = 0;     // COMMIT attempt it was last posted for; 0: not yet
     bool quiesced = false;  // of that attempt
@@ -63,9 +79,12 @@ struct WriterChild {
   bool target_in_doubt = false;  // an op ended with an error
   // What of the KV is final: positions [0, tokens_done) in all layers, [0, tokens_now) in layers [0, layers_now).
   uint32_t tokens_done = 0, tokens_now = 0, layers_now = 0;
-  std::optional<Progress> final_progress;  // with the first token; set when the prompt's last step is done
-  Attempt commit_attempt = 0;              // latest sent
-  Attempt missing_acted = 0;               // latest attempt whose MISSING was acted on
+  // Whose KV is handed over. Of a migration: so far, until final_progress.
+  uint32_t num_tokens = 0;
+  // With the first token; set when the prompt's last step is done, or at the cut-over.
+  std::optional<Progress> final_progress;
+  Attempt commit_attempt = 0;  // latest sent
+  Attempt missing_acted = 0;   // latest attempt whose MISSING was acted on
   Duration commit_wait{};
   TimePoint commit_until = kNever;
   uint64_t bytes_quiesced = 0;
@@ -129,7 +148,12 @@ class WriterTickets {
   // KV that became final; both monotone. Ready chunks are posted.
   void Advance(const ChildEpoch& key, uint32_t tokens_done, uint32_t tokens_now, uint32_t layers_now, TimePoint now,
                WriterActions* out);
-  // The prompt's last step is done and its token sampled: COMMIT follows when every chunk is quiesced.
+  // A migrating sequence has KV, launched steps counted, for so many tokens: EXTEND, where the grant falls short.
+  void Grown(const ChildEpoch& key, uint32_t num_tokens, TimePoint now, WriterActions* out);
+  // Time for the cut-over: all that is final is at the reader, and there are blocks for the rest.
+  bool MayCutOver(const ChildEpoch& key) const;
+  // The prompt's last step is done and its token sampled, or a migrating sequence's last step: COMMIT follows when
+  // every chunk is quiesced.
   void Finished(const ChildEpoch& key, Progress progress, TimePoint now, WriterActions* out);
   void Posted(const WriterPost& post, OpId op, TimePoint now);
   void OnQuiesced(const Quiesced& quiesced, TimePoint now, WriterActions* out);
@@ -168,6 +192,9 @@ class WriterTickets {
   void SendDrained(const ProcessId& reader, const Ticket& ticket, bool severed, TimePoint now, WriterActions* out);
   bool IsDead(const Ticket& ticket) const;
   bool Fits(const Grant& grant, uint32_t num_tokens) const;
+  void OnExtended(const ProcessId& reader, const Grant& grant, TimePoint now, WriterActions* out);
+  void SendExtend(WriterChild& c, TimePoint now, WriterActions* out);
+  void Take(WriterChild& c, const Grant& grant, uint32_t num_blocks);
   bool ChunkReady(const WriterChild& c, const Chunk& chunk) const;
 
   const KvLayout layout_;

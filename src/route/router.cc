@@ -442,6 +442,26 @@ std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoin
   return local.score + margin <= pair.score ? local.placement : pair.placement;
 }
 
+std::optional<WorkerId> Router::PlaceMigration(const PlaceQuery& query, WorkerId from) const {
+  const State& s = *state_;
+  const WorkerView* source = s.Find(from);
+  if (source == nullptr || !source->hello.migrates) return std::nullopt;
+  const uint32_t expected = s.ExpectedAnswer(query);
+  std::optional<uint32_t> best;
+  double best_seconds = kInfinity;
+  for (uint32_t slot = 0; slot < s.lines.size(); ++slot) {
+    const LoadLine& w = s.lines[slot];
+    const bool fit = w.id != from && w.decodes && w.has_peers && w.compatibility == source->compatibility &&
+                     w.Holds(query.prompt_tokens, query.answer_tokens) && s.workers[slot]->hello.migrates &&
+                     (query.excluded == nullptr || !query.excluded->contains(w.id));
+    // Its blocks and one to grow, now: a migration is not worth a wait.
+    if (!fit || w.free_tokens < uint64_t{query.prompt_tokens} + 2 * w.block_tokens) continue;
+    const double seconds = expected * w.StepSeconds(query.prompt_tokens + expected / 2);
+    if (seconds < best_seconds) best = slot, best_seconds = seconds;
+  }
+  return best ? std::optional(s.lines[*best].id) : std::nullopt;
+}
+
 bool Router::HasCredit() const {
   return std::any_of(state_->lines.begin(), state_->lines.end(),
                      [](const LoadLine& w) { return w.has_credit && (w.prefills || w.decodes); });
@@ -492,6 +512,21 @@ void Router::Dispatched(ChildId child, Epoch epoch, const Placement& placement, 
     });
   }
   BATON_CHECK(s.ledger.emplace(std::pair(child, epoch), std::move(e)).second, "epoch dispatched twice");
+}
+
+void Router::Migrates(ChildId child, Epoch next, WorkerId to, const PlaceQuery& query) {
+  State& s = *state_;
+  State::Entry e;
+  e.placement.mode = Placement::Mode::kDisaggregated;  // nobody's credit, and the load of `to` until it is there
+  e.placement.decode = to;
+  s.Change(to, [&](WorkerView& w) {
+    e.decode_share.sequences = 1;
+    e.decode_share.tokens = query.prompt_tokens;
+    e.decode_share.blocks = w.BlocksFor(uint64_t{query.prompt_tokens} + s.ExpectedAnswer(query));
+    e.decode_open = true;
+    w.Promise(e.decode_share);
+  });
+  BATON_CHECK(s.ledger.emplace(std::pair(child, next), std::move(e)).second, "epoch dispatched twice");
 }
 
 // The credit of P, or of the local worker, comes back; what D was promised is D's to report, or nobody's.

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -146,6 +147,10 @@ class Router {
   // ---- decisions ----
   // Changes nothing but the tie-breaking generator.
   std::variant<Placement, Refusal> Place(const PlaceQuery& query, TimePoint now);
+  // Where a running answer of `from` could go on without computing anything again: a worker with the same weights,
+  // layout and numeric identity that decodes, has room for it now, and is predicted to be the fastest. Both must know
+  // how. Nothing: there is none now.
+  std::optional<WorkerId> PlaceMigration(const PlaceQuery& query, WorkerId from) const;
   // True when some live worker has a credit left: a waiting request is worth a try.
   bool HasCredit() const;
   // The longest prompt plus answer that any known worker could hold; 0 without workers.
@@ -156,14 +161,16 @@ class Router {
   // ---- ledger ----
   // The placement was sent out: takes a credit of P (or of the local worker), counts the work on both.
   void Dispatched(ChildId child, Epoch epoch, const Placement& placement, const PlaceQuery& query, TimePoint now);
+  // A migration to that worker was ordered: what it brings there counts until PrefillEnded (it is there) or Ended.
+  void Migrates(ChildId child, Epoch next, WorkerId to, const PlaceQuery& query);
   // P let go of the child (HandedOff): its credit returns; D's load is D's to report.
   void PrefillEnded(ChildId child, Epoch epoch);
   // The epoch is over everywhere. Unknown ones are ignored.
   void Ended(ChildId child, Epoch epoch);
 
-  const WorkerHello* hello(WorkerId id) const;  // nullptr: gone
+  const WorkerHello* hello(WorkerId id) const;    // nullptr: gone
   const Heartbeat* heartbeat(WorkerId id) const;  // the latest; nullptr: gone
-  Admission admission(WorkerId id) const;       // of a worker that is here
+  Admission admission(WorkerId id) const;         // of a worker that is here
   // Some worker other than `except` could take a request.
   bool SomeDecoder(WorkerId except = {}) const;
   std::vector<WorkerSnapshot> Snapshot(TimePoint now) const;

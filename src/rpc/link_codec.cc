@@ -288,6 +288,7 @@ WorkerHello GetHello(const wire::WorkerHello& from, Checker* check) {
   hello.max_context_tokens = from.max_context_tokens();
   hello.submit_credits = from.submit_credits();
   hello.draining = from.draining();
+  hello.migrates = from.migrates();
   check->AtLeast("hello.self.process.name length", hello.self.process.name.size(), 1);
   return hello;
 }
@@ -323,6 +324,14 @@ struct CommandWriter {
     to->mutable_adopt()->set_epoch(command.epoch);
     to->mutable_adopt()->set_once_hit(command.once_hit);
   }
+  void operator()(const MigrateCommand& command) const {
+    wire::Migrate* migrate = to->mutable_migrate();
+    codec::Put(command.child, migrate->mutable_child());
+    migrate->set_epoch(command.epoch);
+    migrate->set_next(command.next);
+    migrate->set_delivered(command.delivered);
+    codec::Put(command.to, migrate->mutable_to());
+  }
   void operator()(const DrainCommand& command) const {
     to->mutable_drain()->set_order(command.order);
     to->mutable_drain()->set_undo(command.undo);
@@ -353,6 +362,13 @@ FrontCommand GetCommand(const wire::FrontCommand& in, Checker* check) {
       return CancelCommand{GetChild(in.cancel().child()), in.cancel().epoch()};
     case wire::FrontCommand::kAdopt:
       return AdoptCommand{GetChild(in.adopt().child()), in.adopt().epoch(), in.adopt().once_hit()};
+    case wire::FrontCommand::kMigrate: {
+      const wire::Migrate& from = in.migrate();
+      check->AtLeast("migrate.epoch", from.epoch(), 1);
+      check->AtLeast("migrate.next", from.next(), uint64_t{from.epoch()} + 1);
+      return MigrateCommand{GetChild(from.child()), from.epoch(), from.next(), from.delivered(),
+                            GetPeer(from.to(), check)};
+    }
     case wire::FrontCommand::kDrain:
       return DrainCommand{in.drain().order(), in.drain().undo()};
     case wire::FrontCommand::kSetRole: {
@@ -383,6 +399,7 @@ void Encode(const WorkerMessage& message, wire::WorkerMessage* out) {
     to->set_max_context_tokens(hello->max_context_tokens);
     to->set_submit_credits(hello->submit_credits);
     to->set_draining(hello->draining);
+    to->set_migrates(hello->migrates);
     return;
   }
   const auto& batch = std::get<WorkerBatch>(message);

@@ -52,6 +52,7 @@ struct PairWriter {
     Put(from.page_hashes, to->mutable_page_hashes());
     to->set_num_tokens(from.num_tokens);
     to->set_mode(static_cast<uint32_t>(from.mode));
+    to->set_migration(from.migration);
   }
   void operator()(const Commit& from) const {
     wire::Commit* to = out->mutable_commit();
@@ -93,6 +94,15 @@ struct PairWriter {
       granted->mutable_base()->Add(from.base[group].begin(), from.base[group].end());
     }
     to->mutable_staging_block_bytes()->Add(from.staging_block_bytes.begin(), from.staging_block_bytes.end());
+    to->set_extension(from.extension);
+  }
+  void operator()(const Extend& from) const {
+    wire::Extend* to = out->mutable_extend();
+    codec::Put(from.child, to->mutable_child());
+    to->set_epoch(from.epoch);
+    PutTicket(from.ticket, to->mutable_ticket());
+    to->set_extension(from.extension);
+    to->set_num_tokens(from.num_tokens);
   }
   void operator()(const Busy& from) const {
     Name(from, out->mutable_busy());
@@ -141,7 +151,8 @@ Reserve GetReserve(const wire::Reserve& from, Checker* check) {
                   GetProgress(from.progress(), check),
                   GetHashes("reserve.page_hashes", from.page_hashes(), check),
                   from.num_tokens(),
-                  ToEnum(check, "reserve.mode", from.mode(), TransferMode::kKeyedPut)};
+                  ToEnum(check, "reserve.mode", from.mode(), TransferMode::kKeyedPut),
+                  from.migration()};
   const uint64_t tokens = reserve.request->prompt.size() + reserve.progress.tokens.size();
   check->AtLeast("reserve.num_tokens", reserve.num_tokens, 1);
   check->AtMost("reserve.num_tokens", reserve.num_tokens, tokens);
@@ -178,7 +189,8 @@ PairHelloAnswer GetAnswer(const wire::PairHelloAnswer& from, Checker* check) {
 
 Grant GetGrant(const wire::Grant& from, Checker* check) {
   Grant grant{
-      GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}, {}};
+      GetChild(from.child()), from.epoch(), from.attempt(), GetTicket(from.ticket()), from.hit_tokens(), {}, {}, {},
+      from.extension()};
   check->AtMost("grant.groups", from.groups_size(), kMaxWireGroups);
   if (!check->ok()) return grant;
   for (const wire::GrantedBlocks& granted : from.groups()) {
@@ -201,6 +213,13 @@ PairMessage GetPairMessage(const wire::PairMessage& in, Checker* check) {
       return GetHello(in.hello(), check);
     case wire::PairMessage::kReserve:
       return GetReserve(in.reserve(), check);
+    case wire::PairMessage::kExtend: {
+      const wire::Extend& from = in.extend();
+      check->AtLeast("extend.extension", from.extension(), 1);
+      check->AtMost("extend.num_tokens", from.num_tokens(), 2 * kMaxWireTokens);
+      return Extend{GetChild(from.child()), from.epoch(), GetTicket(from.ticket()), from.extension(),
+                    from.num_tokens()};
+    }
     case wire::PairMessage::kCommit:
       return GetCommit(in.commit(), check);
     case wire::PairMessage::kDrained:

@@ -303,6 +303,7 @@ void TimingsToWire(const Timings& in, v1::Timings* out) {
   out->set_tokens_per_second(in.tokens_per_second);
   out->set_placements(in.placements);
   out->set_retries(in.retries);
+  out->set_migrations(in.migrations);
   out->set_disaggregated(in.disaggregated);
   out->set_placement_why(in.placement_why);
   out->set_prefill_worker(in.prefill_worker);
@@ -319,6 +320,7 @@ Timings TimingsFromWire(const v1::Timings& in) {
   out.tokens_per_second = in.tokens_per_second();
   out.placements = in.placements();
   out.retries = in.retries();
+  out.migrations = in.migrations();
   out.disaggregated = in.disaggregated();
   out.placement_why = in.placement_why();
   out.prefill_worker = in.prefill_worker();
@@ -551,6 +553,9 @@ void ToWire(const ClusterSnapshot& in, bool serving, v1::ClusterSnapshot* out) {
   counters["replacements"] = c.replacements;
   counters["adopts"] = c.adopts;
   counters["handoff_failures"] = c.handoff_failures;
+  counters["migrations"] = c.migrations;
+  counters["migrated"] = c.migrated;
+  counters["migrations_failed"] = c.migrations_failed;
   counters["poisoned"] = c.poisoned;
   counters["hung_workers"] = c.hung_workers;
   counters["superseded"] = c.superseded;

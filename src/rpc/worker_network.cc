@@ -254,6 +254,11 @@ class AcceptedOwner final : public LinkOwner<wire::PairMessage> {
       }
     }
     if (const auto* reserve = std::get_if<Reserve>(&value)) {
+      if (proven_ && !proven_->may().prefill && !reserve->migration) {
+        const Status why = NotWhom("a writer of prompts", *proven_);
+        spdlog::warn("a pair session is closed: {}", why.message());
+        return why;
+      }
       // No credits bound what many writers ask for together, so a full engine says BUSY and the link lives.
       const Busy busy{reserve->child, reserve->epoch, reserve->attempt, std::chrono::milliseconds(20)};
       if (life_.inbox().Submit(FromPeer{life_.link(), std::move(value)})) return OkStatus();
@@ -288,7 +293,9 @@ class PairService final : public wire::PairLink::CallbackService {
       return stream.get();
     }
     StatusOr<std::optional<CertifiedProcess>> proven = ProvenProcess(*context->auth_context(), tls_);
-    if (proven.ok() && *proven && !(*proven)->may().prefill) proven = NotWhom("a writer", **proven);
+    // A worker of any role: prefill workers hand off, and whoever decodes may migrate what runs there.
+    const bool writes = !proven.ok() || !*proven || (*proven)->may().prefill || (*proven)->may().decode;
+    if (!writes) proven = NotWhom("a writer", **proven);
     if (!proven.ok()) {
       spdlog::warn("a pair session from {} is refused: {}", context->peer(), proven.status().message());
       stream->Refuse(proven.status());

@@ -193,13 +193,42 @@ StatusOr<ReceiveGrant> Scheduler::Receive(RequestPtr request, const Progress& pr
   return grant;
 }
 
+StatusOr<std::vector<std::vector<BlockId>>> Scheduler::ExtendReceive(SequenceId id, uint32_t num_tokens) {
+  Sequence& s = Get(id);
+  BATON_CHECK(s.phase == Phase::kReceiving && s.staging.empty(), PhaseName(s.phase));
+  const uint32_t peak = pool_->BlocksFor(s.max_known - 1);
+  const uint32_t had = pool_->BlocksFor(s.prefill_tokens), granted = pool_->BlocksFor(num_tokens);
+  if (granted <= had || granted > peak) {
+    return InvalidArgumentError("EXTEND to " + std::to_string(num_tokens) + " tokens: " + std::to_string(had) +
+                                " blocks are granted, the whole answer needs " + std::to_string(peak));
+  }
+  if (options_.rules.Holds(Rule::kL5) && WaitsForBlocks()) {
+    return ResourceExhaustedError("sequences of this worker wait for KV blocks");
+  }
+  const uint32_t has = s.tables[0].size(), wants = std::min(granted + 1, peak);
+  if (wants > has) {
+    if (!Available(wants - has, 0))
+      return ResourceExhaustedError("no KV blocks are to be had now: " + pool_->Describe());
+    BATON_CHECK(pool_->Grow(s.tables, std::vector<uint32_t>(s.tables.size(), wants - has)));
+  }
+  s.prefill_tokens = num_tokens;
+  s.clean_blocks = granted;
+  std::vector<std::vector<BlockId>> more;
+  for (const BlockTable& table : s.tables) {
+    more.emplace_back(table.blocks().begin() + had, table.blocks().begin() + granted);
+  }
+  return more;
+}
+
 Status Scheduler::MakeReady(SequenceId id, const Progress& progress, TimePoint now) {
   Sequence& s = Get(id);
   BATON_CHECK(s.phase == Phase::kReceiving, PhaseName(s.phase));
-  if (progress.tokens.size() != s.output.size() + 1) {
+  const uint64_t computed = s.num_prompt() + progress.tokens.size() - 1;
+  if (progress.tokens.size() <= s.output.size() || computed < s.prefill_tokens ||
+      pool_->BlocksFor(computed) != pool_->BlocksFor(s.prefill_tokens)) {
     return InvalidArgumentError("COMMIT carries " + std::to_string(progress.tokens.size()) +
-                                " tokens of the answer; RESERVE and the writer's one token make " +
-                                std::to_string(s.output.size() + 1));
+                                " tokens of the answer, RESERVE " + std::to_string(s.output.size()) +
+                                "; blocks are for " + std::to_string(s.prefill_tokens) + " tokens");
   }
   for (size_t i = 0; i < s.output.size(); ++i) {
     if (progress.tokens[i].id == s.output[i].id) continue;
@@ -208,14 +237,16 @@ Status Scheduler::MakeReady(SequenceId id, const Progress& progress, TimePoint n
   if (progress.delivered > progress.tokens.size()) {
     return InvalidArgumentError("COMMIT: more tokens delivered than there are");
   }
-  const auto index = static_cast<uint32_t>(s.output.size());
-  if (FinishAt(s.request->stop, progress.tokens.back().id, index) != FinishReason::kNone) {
-    return InvalidArgumentError("COMMIT's last token ends the answer; the writer should have ended it");
+  for (size_t i = s.output.size(); i < progress.tokens.size(); ++i) {
+    if (FinishAt(s.request->stop, progress.tokens[i].id, static_cast<uint32_t>(i)) == FinishReason::kNone) continue;
+    return InvalidArgumentError("COMMIT's token " + std::to_string(i) +
+                                " ends the answer; the writer should have ended it");
   }
-  s.tokens.push_back(progress.tokens.back().id);
+  for (size_t i = s.output.size(); i < progress.tokens.size(); ++i) s.tokens.push_back(progress.tokens[i].id);
   s.output = progress.tokens;
   s.delivered = std::max(s.delivered, progress.delivered);
   s.staging.clear();
+  s.prefill_tokens = static_cast<uint32_t>(computed);
   s.num_computed = s.num_launched = s.prefill_tokens;
   s.first_launch = s.prefill_end = now;
   s.phase = Phase::kRunning;
@@ -257,6 +288,10 @@ Sequence& Scheduler::Get(SequenceId id) {
   return *s;
 }
 
+bool Scheduler::IsNative(SequenceId id) const {
+  const Sequence* s = Find(id);
+  return s != nullptr && s->root == ChainRoot(options_.weights, options_.numeric, s->request->cache_salt);
+}
 void Scheduler::SetPinned(SequenceId id, bool pinned) { Get(id).pinned = pinned; }
 void Scheduler::SetOnceHit(SequenceId id) {
   Get(id).once_hit = true;
@@ -390,6 +425,7 @@ void Scheduler::GiveUpBlocks(Sequence* s) {
   s->prefill_tokens = s->hit_tokens = s->num_indexed = s->clean_blocks = s->told_tokens = 0;
   s->stalled = false;
   s->pinned = false;
+  s->held = false;
 }
 
 void Scheduler::StartOver(Sequence* s) {

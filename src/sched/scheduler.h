@@ -134,8 +134,12 @@ class Scheduler {
   // what will lie there (S9), for its prefix hits too; a sequence that starts over has the worker's own again.
   StatusOr<ReceiveGrant> Receive(RequestPtr request, const Progress& progress, Epoch epoch, TimePoint now,
                                  const StagingNeed& staging = nullptr, std::optional<Hash128> numeric = std::nullopt);
-  // Reader: every byte is there and right. `progress` extends that of Receive by exactly one token. The
-  // sequence joins the next step. INVALID_ARGUMENT: it does not; nothing changed.
+  // Reader: a migrating sequence grew: the blocks [group] for num_tokens behind those granted before, and one to grow.
+  // RESOURCE_EXHAUSTED: not now. INVALID_ARGUMENT: never.
+  StatusOr<std::vector<std::vector<BlockId>>> ExtendReceive(SequenceId id, uint32_t num_tokens);
+  // Reader: every byte is there and right. `progress` extends that of Receive by exactly one token, or, of a
+  // migration, by at least one, with as many tokens before the last as the granted blocks hold. The sequence joins
+  // the next step. INVALID_ARGUMENT: it does not; nothing changed.
   Status MakeReady(SequenceId id, const Progress& progress, TimePoint now);
   // Reader: the hand-off broke. Ends the Receiving sequence; its fresh blocks come back as quarantined
   // [group], the hit and the growth block are released. With staging that is what comes back, and all of its own
@@ -166,6 +170,10 @@ class Scheduler {
   const Sequence* Find(SequenceId id) const;
   // A hand-off's blocks are promised to a reader from RESERVE on: not preempted while set.
   void SetPinned(SequenceId id, bool pinned);
+  // Its KV is what this worker would have computed, not a conversion of what another rounded (S9).
+  bool IsNative(SequenceId id) const;
+  // A migration's cut-over: no step of it is planned while set. What is launched ends.
+  void SetHeld(SequenceId id, bool held) { Get(id).held = held; }
   // A worker died with it in a launched step; it may be in one here already (L8).
   void SetOnceHit(SequenceId id);
   void SetDelivered(SequenceId id, uint32_t delivered);

@@ -49,6 +49,7 @@ struct alignas(64) Sequence {
   StepId last_step{};            // the last one that was launched with a part of it
   Phase phase = Phase::kWaiting;
   bool stalled = false;  // wanted a block in the last Schedule and got none
+  bool held = false;     // a migration's cut-over: no step of it is planned
   bool told = false;     // some plan named it, in any run: one has to tell of its end
   // A reader works on its blocks (RESERVE sent, or a ticket): never preempted (L5). Set by the hand-off.
   bool pinned = false;

@@ -84,7 +84,7 @@ void Scheduler::MakeRoomForHead() {
 bool Scheduler::MayDecode(const Sequence& s) const {
   const bool decodes = s.phase == Phase::kRunning || (s.phase == Phase::kSending && !options_.rules.Holds(Rule::kS3));
   const uint32_t will_know = s.num_known() + s.samples_in_flight;
-  return decodes && s.num_launched < will_know && will_know < s.max_known;
+  return decodes && !s.held && s.num_launched < will_know && will_know < s.max_known;
 }
 
 bool Scheduler::WantsChunk(const Sequence& s) const {

@@ -90,6 +90,7 @@ class SimCluster {
   // ---- clients
   ClientHandle Submit(ClientRequest request, size_t front = 0);
   void Cancel(ClientHandle client);
+  void Move(ClientHandle client) { FrontInputNow(front_of(client), MoveOrder{client}); }
   std::function<void(ClientHandle, const ClientEvent&)> on_event;
   // ---- operators: a DrainOrder or a RoleOrder, to the first front
   void Operate(FrontInput order) { FrontInputNow(0, std::move(order)); }

@@ -60,7 +60,10 @@ void SimTransport::Close(const ProcessId& peer) {
 
 void SimTransport::Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
                          std::vector<uint64_t> block_bytes) {
-  admitted_[ticket] = {writer, std::move(block_base), std::move(block_bytes)};
+  Admission& admission = admitted_[ticket];
+  admission.writer = writer;
+  admission.base.insert(admission.base.end(), block_base.begin(), block_base.end());
+  admission.bytes.insert(admission.bytes.end(), block_bytes.begin(), block_bytes.end());
 }
 
 void SimTransport::Retire(const Ticket& ticket) {

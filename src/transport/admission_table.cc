@@ -23,9 +23,10 @@ void AdmissionTable::Admit(const Ticket& ticket, const ProcessId& writer, std::v
     BATON_CHECK(block_base[i] <= pool_.size() && block_bytes[i] <= pool_.size() - block_base[i],
                 "an admitted block lies outside the pool");
   }
-  const bool fresh =
-      tickets_.try_emplace(ticket, Admission{writer, std::move(block_base), std::move(block_bytes)}).second;
-  BATON_CHECK(fresh, "ticket " + Name(ticket) + " admitted twice");
+  Admission& admission = tickets_.try_emplace(ticket, Admission{writer}).first->second;
+  BATON_CHECK(admission.writer == writer && !admission.retired, "ticket " + Name(ticket) + " is over or another's");
+  admission.base.insert(admission.base.end(), block_base.begin(), block_base.end());
+  admission.bytes.insert(admission.bytes.end(), block_bytes.begin(), block_bytes.end());
 }
 
 bool AdmissionTable::Retire(const Ticket& ticket) {

@@ -43,7 +43,7 @@ class AdmissionTable {
  private:
   struct Admission {
     ProcessId writer;
-    std::vector<uint64_t> base, bytes;
+    std::vector<uint64_t> base{}, bytes{};
     uint32_t in_progress = 0;
     bool retired = false;
   };

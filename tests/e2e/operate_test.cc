@@ -145,6 +145,85 @@ TEST(OperateTest, RolesTurnAndEveryWorkerIsReplacedUnderLoadAndNoAnswerIsLostOrO
   cluster.StopInOrder();
 }
 
+double Total(const ClusterDescription& cluster, const std::string& metric) {
+  double sum = 0;
+  for (const WorkerDescription& w : cluster.workers) {
+    const auto it = w.metrics.find(metric);
+    sum += it == w.metrics.end() ? 0 : it->second;
+  }
+  return sum;
+}
+
+// Answers may be over before a drain meets them: then others are asked.
+TEST(OperateTest, AnswersInTheMiddleLeaveAWorkerThatDrainsWithTheirKvAndAreTheSame) {
+  constexpr int kAnswers = 4;
+  constexpr int64_t kTokens = 400;
+  constexpr size_t kPrompt = 60;
+  Cluster cluster({.prefill = 1, .decode = 2});
+  const auto client = cluster.Client();
+  const auto request = [&](uint64_t seed) {
+    ClientRequest r = GreedyIds(RandomPrompt(seed, kPrompt), kTokens);
+    r.placement = PlacementHint::kDisaggregated;
+    r.decode_worker = "decode-0";
+    return r;
+  };
+  double asked = 0;
+  int moved = 0;
+  bool emptied_in_the_middle = false;
+  std::vector<Answer> answers(kAnswers);
+  uint64_t seed = 0;
+  for (int round = 0; round < 20 && !(moved > 0 && emptied_in_the_middle); ++round) {
+    seed = 5000 + 100 * static_cast<uint64_t>(round);
+    std::atomic<int> begun{0}, over{0};
+    std::vector<std::thread> clients;
+    for (int i = 0; i < kAnswers; ++i) {
+      clients.emplace_back([&, i] {
+        const auto mine = cluster.Client();
+        bool told = false;
+        answers[i] = Ask(mine.get(), request(seed + i), [&](const Answer& a) {
+          if (a.ids.size() > 1 && !std::exchange(told, true)) ++begun;  // the second token is the decode worker's
+        });
+        ++over;
+      });
+    }
+    EXPECT_TRUE(Eventually(milliseconds(30'000), [&] { return begun == kAnswers; }));
+    const auto drained = client->Drain(DrainOf("decode-0"), {});
+    ASSERT_TRUE(drained.ok()) << drained.status().ToString();
+    EXPECT_TRUE(drained->empty);
+    emptied_in_the_middle = over < kAnswers;
+    for (std::thread& thread : clients) thread.join();
+    asked += kAnswers * (kPrompt + kTokens - 1);
+    for (const Answer& a : answers) {
+      ASSERT_TRUE(a.ok()) << a.result.status.ToString();
+      EXPECT_EQ(a.done.timings.retries, 0u);
+      EXPECT_EQ(a.done.timings.decode_worker, a.done.timings.migrations > 0 ? "decode-1" : "decode-0");
+      moved += static_cast<int>(a.done.timings.migrations);
+    }
+    ASSERT_TRUE(client->Drain(DrainOf("decode-0", /*undo=*/true), {}).ok());
+  }
+  EXPECT_GT(moved, 0);
+  EXPECT_TRUE(emptied_in_the_middle) << "the drain did not wait for the answers";
+  // Reports come once a second.
+  const char* const kComputed = "engine_computed_tokens_total";
+  StatusOr<ClusterDescription> after = client->GetCluster();
+  EXPECT_TRUE(Eventually(milliseconds(15'000), [&] {
+    after = client->GetCluster();
+    return after.ok() && Total(*after, kComputed) >= asked &&
+           Total(*after, "kv_migrations_total{result=\"finished\"}") >= moved;
+  }));
+  EXPECT_EQ(Total(*after, kComputed), asked) << "every token once: nothing was computed again";
+  EXPECT_EQ(Total(*after, "kv_migrations_total{result=\"finished\"}"), moved);
+  EXPECT_GE(Total(*after, "kv_migrated_bytes_total"), 1);
+  for (int i = 0; i < kAnswers; ++i) {
+    const Answer undisturbed = Ask(client.get(), request(seed + i));
+    ASSERT_TRUE(undisturbed.ok());
+    EXPECT_EQ(answers[i].ids, undisturbed.ids)
+        << "of answer " << i << ", migrated " << answers[i].done.timings.migrations << " times";
+  }
+  EXPECT_TRUE(cluster.BecomesIdle());
+  cluster.StopInOrder();
+}
+
 TEST(OperateTest, AWatcherSeesAChangeAndTheSnapshotTellsBlocksPathsAndCounts) {
   Cluster cluster({.prefill = 1, .decode = 1});
   const auto client = cluster.Client();

@@ -184,6 +184,25 @@ ScenarioOptions PoisonAmongOthers(uint64_t seed) {
   return o;
 }
 
+// Running answers are moved.
+ScenarioOptions Migrations(uint64_t) {
+  ScenarioOptions o;
+  o.cancel = 0;
+  o.max_answer = 100;
+  o.moves = 40;
+  return o;
+}
+
+// To workers that die meanwhile.
+ScenarioOptions MigrationsToTheDying(uint64_t seed) {
+  ScenarioOptions o = Migrations(seed);
+  o.kills = 4;
+  o.pair_breaks = 10;
+  o.cluster.transfer.post_delay = 0.5;
+  o.cluster.transfer.max_delay = milliseconds(30);
+  return o;
+}
+
 [[noreturn]] void ExitAtTheFirstFind(const RuleCase& rule_case) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     ScenarioOptions options = rule_case.scenario(seed);
@@ -216,16 +235,16 @@ INSTANTIATE_TEST_SUITE_P(
     Handoff, RuleIsMissed,
     testing::Values(RuleCase{"S1", Rule::kS1, LateWrites}, RuleCase{"S2", Rule::kS2, LostWorkers},
                     RuleCase{"S3", Rule::kS3, Mixed}, RuleCase{"S4", Rule::kS4, LateWrites},
-                    RuleCase{"S4OutOfStaging", Rule::kS4, UnlikeBlocks},
-                    RuleCase{"S5", Rule::kS5, LateMessages}, RuleCase{"S6", Rule::kS6, LostWorkers},
-                    RuleCase{"S7", Rule::kS7, OddWorker}, RuleCase{"S8", Rule::kS8, LostWorkers},
-                    RuleCase{"S9", Rule::kS9, FailedSteps}, RuleCase{"L1", Rule::kL1, NobodyDecodes},
+                    RuleCase{"S4OutOfStaging", Rule::kS4, UnlikeBlocks}, RuleCase{"S5", Rule::kS5, LateMessages},
+                    RuleCase{"S6", Rule::kS6, LostWorkers}, RuleCase{"S7", Rule::kS7, OddWorker},
+                    RuleCase{"S8", Rule::kS8, LostWorkers}, RuleCase{"S9", Rule::kS9, FailedSteps},
+                    RuleCase{"S11", Rule::kS11, Migrations}, RuleCase{"L1", Rule::kL1, NobodyDecodes},
                     RuleCase{"L2", Rule::kL2, LateMessages}, RuleCase{"L3", Rule::kL3, LateWrites},
                     RuleCase{"L4", Rule::kL4, HungWorker}, RuleCase{"L5", Rule::kL5, Crowd},
                     RuleCase{"L6", Rule::kL6, BusyReaders}, RuleCase{"L7", Rule::kL7, LostWorkers},
                     RuleCase{"L8", Rule::kL8, Poison}, RuleCase{"L8Apart", Rule::kL8Apart, PoisonAmongOthers},
                     RuleCase{"L9", Rule::kL9, Crowd}, RuleCase{"L9Stuck", Rule::kL9Stuck, StuckWriters},
-                    RuleCase{"L10", Rule::kL10, BusyReaders}),
+                    RuleCase{"L10", Rule::kL10, BusyReaders}, RuleCase{"L12", Rule::kL12, MigrationsToTheDying}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

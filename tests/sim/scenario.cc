@@ -25,6 +25,8 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
   for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
   emptied += o.emptied, role_changes += o.role_changes, orders_refused += o.orders_refused;
+  migrations += o.migrations, migrated += o.migrated, migrations_failed += o.migrations_failed;
+  extensions += o.extensions;
   converted += o.converted, converted_unused += o.converted_unused;
   for (const auto& [name, n] : o.used) used[name] += n;
   for (const auto& [name, n] : o.failures) failures[name] += n;
@@ -198,6 +200,16 @@ void Scenario::PlanFaults() {
       ++counts_.step_failures;
     });
   }
+  for (uint32_t i = 0; i < options_.moves; ++i) {
+    const auto over = static_cast<uint64_t>((options_.arrivals_over + milliseconds(100)).count());
+    cluster_->loop().After(Duration(static_cast<int64_t>(rng_.Below(over))), [this] {
+      std::vector<ClientHandle> live;
+      for (const auto& [handle, client] : clients_) {
+        if (!client.ended && !client.seen.empty()) live.push_back(handle);
+      }
+      if (!live.empty()) cluster_->Move(live[rng_.Below(live.size())]);
+    });
+  }
   for (uint32_t i = 0; i < options_.hangs; ++i) {
     at([this, w = some_worker()] {
       cluster_->Hang(w);
@@ -316,7 +328,11 @@ std::string Scenario::Run() {
 void Scenario::CollectCounts() {
   counts_.faults = cluster_->faults();
   for (size_t f = 0; f < cluster_->num_fronts(); ++f) {
-    counts_.replay_faults += cluster_->front(f).counters().replay_faults;
+    const FrontCounters& c = cluster_->front(f).counters();
+    counts_.replay_faults += c.replay_faults;
+    counts_.migrations += c.migrations;
+    counts_.migrated += c.migrated;
+    counts_.migrations_failed += c.migrations_failed;
   }
   for (size_t i = 0; i < cluster_->num_workers(); ++i) {
     const EngineCore* core = cluster_->core(i);
@@ -328,6 +344,7 @@ void Scenario::CollectCounts() {
     counts_.grants += core->connector().counters().grants;
     counts_.busy += core->connector().counters().busy;
     counts_.chunks_waited += core->connector().counters().chunks_waited;
+    counts_.extensions += core->connector().counters().extensions;
     counts_.converted += core->connector().counters().converted;
     counts_.converted_unused += core->connector().counters().converted_unused;
     counts_.repushes += core->connector().writer().counters().repushes;

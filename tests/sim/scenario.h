@@ -38,6 +38,7 @@ struct ScenarioOptions {
   size_t restarted_front = SIZE_MAX;  // which one front_restarts mean; any
   uint32_t drains = 0;                // of a worker, which then starts again
   bool drain_each = false;            // every worker, one after another
+  uint32_t moves = 0;                 // of a running answer to another worker, while requests arrive and answers run
   uint32_t orders = 0;                // of an operator: a worker drains for a while, or changes its role
   uint32_t hangs = 0;                 // a worker stands still for 30 s, then it is killed and started again
   bool decode_workers_die = false;    // for good, the first 30 ms after the start
@@ -55,6 +56,7 @@ struct ScenarioCounts {
   uint64_t busy = 0;                                      // RESERVEs that were put off
   uint64_t cancelled_reserving = 0, cancelled_ready = 0;  // P waits for its GRANT; D owns the request
   uint64_t leaked_blocks = 0;                             // neither free nor cached at the end
+  uint64_t migrations = 0, migrated = 0, migrations_failed = 0, extensions = 0;
   uint64_t emptied = 0, role_changes = 0, orders_refused = 0;  // drains that ended empty, orders carried out, the rest
   SimFaultCounts faults;
   std::map<size_t, uint64_t> done_by_front, failed_by_front;

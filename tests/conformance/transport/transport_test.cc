@@ -115,6 +115,27 @@ TEST_P(TransportTest, BytesArriveExactlyWherePlannedAndNowhereElse) {
   EXPECT_GT(total, kPool) << "the plans moved next to nothing";
 }
 
+TEST_P(TransportTest, ATicketGrowsWhileItIsWritten) {
+  Side& writer = Start("p");
+  Side& reader = Start("d");
+  Open(writer, reader);
+  Fill(writer.pool, 21);
+  const Ticket ticket = TicketNumber(reader.id, 1);
+  constexpr uint64_t kBlock = 8192;
+  std::vector<uint64_t> base;
+  for (uint32_t n = 0; n < 5; ++n) {
+    base.push_back((9 - 2 * n) * kBlock);
+    reader.transport->Admit(ticket, writer.id, {base.back()}, {kBlock});
+    writer.transport->Post({static_cast<OpId>(n + 1), reader.id, ticket, n, 1, {{n * kBlock, n, 0, kBlock}}, base});
+  }
+  ASSERT_TRUE(reader.WaitFor<ChunkArrived>(5));
+  for (uint32_t n = 0; n < 5; ++n) {
+    EXPECT_EQ(std::memcmp(writer.pool.data() + n * kBlock, reader.pool.data() + base[n], kBlock), 0) << n;
+  }
+  reader.transport->Retire(ticket);
+  ASSERT_TRUE(reader.WaitFor<Quiet>(1));
+}
+
 TEST_P(TransportTest, APieceListOfAnySizeBetween4KiBAnd1MiBArrives) {
   Side& writer = Start("p");
   Side& reader = Start("d");

@@ -139,7 +139,8 @@ TEST_F(SecurityTest, EveryMethodOfInferenceAndClusterWantsAKeyAndHealthDoesNot) 
         {"ListModels", client->ListModels().status()},
         {"GetModel", client->GetModel("tiny").status()},
         {"GetCluster", client->GetCluster().status()},
-        {"WatchCluster", client->WatchCluster(std::chrono::seconds(1), [](const ClusterDescription&) { return false; })},
+        {"WatchCluster",
+         client->WatchCluster(std::chrono::seconds(1), [](const ClusterDescription&) { return false; })},
         {"Drain", client->Drain({.worker = "unified-0"}, {}).status()},
         {"SetRole", client->SetRole({.worker = "unified-0"}).status()},
     };
@@ -320,8 +321,11 @@ struct Node {
     hello.reader = {reader, {1, 1}};
     hello.model = testing::TestModel();
     hello.layout = testing::TestLayout();
+    Say(hello);
+  }
+  void Say(PairMessage message) {
     Outbox out;
-    out.to_peers.emplace_back(LinkId{1}, PairMessage(hello));
+    out.to_peers.emplace_back(LinkId{1}, std::move(message));
     network->Deliver(std::move(out));
   }
   Status WhyDown() {
@@ -352,17 +356,51 @@ TEST(PairSecurityTest, AWriterOfTheClusterSaysHelloUnderItsOwnNameAlone) {
   EXPECT_EQ(reader.Got<FromPeer>().size(), 1u) << "the engine never saw it";
 }
 
-TEST(PairSecurityTest, ADecodeCertificateWritesToNobodyAndReadsForWritersOfEitherRole) {
+Reserve SomeReserve(bool migration) {
+  Reserve reserve;
+  auto request = std::make_shared<Request>();
+  request->id = {1, 2, 0};
+  request->prompt = {1, 2, 3};
+  reserve.child = request->id;
+  reserve.epoch = 2;
+  reserve.request = std::move(request);
+  reserve.num_tokens = 3;
+  reserve.migration = migration;
+  return reserve;
+}
+
+TEST(PairSecurityTest, ADecodeCertificateHandsOverWhatItDecodesAndNoPrompt) {
   Node reader(Ours().Issue(CertifiedRole::kDecode, "decode-0"));
   Node decode(Ours().Issue(CertifiedRole::kDecode, "decode-1"));
-  Node unified(Ours().Issue(CertifiedRole::kUnified, "unified-0"));
   decode.Dial(reader, "decode-0");
-  unified.Dial(reader, "decode-0");
+  ASSERT_TRUE(Eventually([&] { return decode.Got<LinkUp>().size() == 1; }));
+  decode.Hello("decode-1", "decode-0");
+  decode.Say(SomeReserve(/*migration=*/true));
+  ASSERT_TRUE(Eventually([&] { return reader.Got<FromPeer>().size() == 2; }));
+  EXPECT_TRUE(std::get<Reserve>(reader.Got<FromPeer>()[1].message).migration);
+
+  decode.Say(SomeReserve(/*migration=*/false));
   const Status why = decode.WhyDown();
   EXPECT_EQ(why.code(), Code::kPermissionDenied);
-  EXPECT_THAT(why.message(), HasSubstr("a writer is expected, but the certificate is that of decode decode-1"));
+  EXPECT_THAT(why.message(),
+              HasSubstr("a writer of prompts is expected, but the certificate is that of decode decode-1"));
+  EXPECT_EQ(reader.Got<FromPeer>().size(), 2u) << "the engine never saw it";
+}
+
+TEST(PairSecurityTest, ARouterWritesToNobodyAndAnyWorkerMay) {
+  Node reader(Ours().Issue(CertifiedRole::kDecode, "decode-0"));
+  Node router(Ours().Issue(CertifiedRole::kRouter, "router"));
+  Node unified(Ours().Issue(CertifiedRole::kUnified, "unified-0"));
+  router.Dial(reader, "decode-0");
+  unified.Dial(reader, "decode-0");
+  const Status why = router.WhyDown();
+  EXPECT_EQ(why.code(), Code::kPermissionDenied);
+  EXPECT_THAT(why.message(), HasSubstr("a writer is expected, but the certificate is that of router router"));
   EXPECT_TRUE(Eventually([&] { return unified.Got<LinkUp>().size() == 1 && reader.Got<LinkUp>().size() == 1; }));
-  EXPECT_TRUE(decode.Got<LinkUp>().empty());
+  EXPECT_TRUE(router.Got<LinkUp>().empty());
+  unified.Hello("unified-0", "decode-0");
+  unified.Say(SomeReserve(/*migration=*/false));
+  EXPECT_TRUE(Eventually([&] { return reader.Got<FromPeer>().size() == 2; }));
 }
 
 TEST(PairSecurityTest, AWriterGivesItsKvToTheWorkerThatItWasToldAndToNoOther) {

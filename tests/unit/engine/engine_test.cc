@@ -270,6 +270,289 @@ TEST(EngineCore, WithoutAReaderTheHandOffFailsAndItsKvWaitsForTheNextEpoch) {
   EXPECT_EQ(b.core->counters().cached_tokens, 48u) << "nothing of the prompt was computed again";
 }
 
+// A writer with blocks of 64 tokens.
+struct UnlikeLayoutBench : EngineBench {
+  UnlikeLayoutBench() : EngineBench({false, true}) {
+    KvLayout theirs = layout;
+    theirs.block_tokens = 64;
+    Greet(theirs);
+  }
+};
+
+// ---- migration: this worker decodes and hands over -----------------------------------------------
+
+// An answer runs here with 40 tokens of prompt (blocks of 16) and its first token said; the test is the target "d".
+struct MigratingBench : EngineBench {
+  explicit MigratingBench(uint32_t prompt = 40) : request(Make(1, prompt, 60)) {
+    Front(DecodeCommand{request, Fresh(), 1});
+    Finish(9);
+    Front(MigrateCommand{request->id, 1, 2, 1, reader});
+    AnswerDial();
+  }
+  void Granted(uint32_t hit_blocks = 0) { FromReader(GrantFor(Last<Reserve>(), hit_blocks)); }
+  // What was posted since the last time arrives.
+  void Arrive() {
+    for (; arrived < transport.posts.size(); ++arrived) {
+      const TransferPost& post = transport.posts[arrived];
+      transport.events.push_back(Quiesced{post.op, OkStatus(), ScriptedTransport::DigestOf(post)});
+    }
+    Turn();
+  }
+  // Steps end until none is launched: the cut-over.
+  void StandStill() {
+    for (int i = 0; i < 4 && !runner.launched.empty(); ++i) Finish(10);
+  }
+  Grant Extension(uint32_t number, uint32_t blocks) {
+    Grant grant = GrantFor(Last<Reserve>(), 0);
+    grant.extension = number;
+    grant.blocks = {{}};
+    grant.base = {{}};
+    for (uint32_t i = 0; i < blocks; ++i) {
+      grant.blocks[0].push_back(BlockId{20 + i});
+      grant.base[0].push_back((20 + i) * layout.BlockBytes(0));
+    }
+    return grant;
+  }
+  CommitAnswer AnswerWith(CommitVerdict verdict) const {
+    const Commit c = Last<Commit>();
+    return {c.child, c.epoch, c.ticket, c.attempt, verdict, {}};
+  }
+  RequestPtr request;
+  size_t arrived = 0;
+};
+
+TEST(EngineMigration, FullBlocksGoWhileItDecodesAndTheLastOneAfterItsLastStep) {
+  MigratingBench b;
+  const Reserve reserve = b.Last<Reserve>();
+  EXPECT_TRUE(reserve.migration);
+  EXPECT_EQ(reserve.epoch, 2u);
+  EXPECT_EQ(reserve.num_tokens, 40u) << "that have KV";
+  EXPECT_TRUE(reserve.progress.tokens.empty()) << "the last token comes with COMMIT";
+  const size_t said = b.Told<TokenEvent>().size();
+  b.Granted();
+  EXPECT_EQ(b.transport.bytes_posted(), 2 * b.layout.BlockBytes(0)) << "S3: the third block is still written";
+  b.Finish(10);
+  EXPECT_EQ(b.Told<TokenEvent>().size(), said + 1) << "it goes on meanwhile, in its epoch";
+  EXPECT_EQ(b.Told<TokenEvent>().back().epoch, 1u);
+  b.Arrive();
+  EXPECT_EQ(b.transport.posts.size(), b.arrived) << "steps are in flight";
+  b.StandStill();
+  EXPECT_TRUE(b.runner.launched.empty());
+  EXPECT_EQ(b.transport.bytes_posted(), 3 * b.layout.BlockBytes(0));
+  EXPECT_TRUE(b.Sent<Commit>().empty());
+  b.Arrive();
+  ASSERT_EQ(b.Sent<Commit>().size(), 1u);
+  const Commit commit = b.Last<Commit>();
+  const size_t tokens = b.Told<TokenEvent>().size();
+  EXPECT_EQ(commit.epoch, 2u);
+  EXPECT_EQ(commit.progress.tokens.size(), tokens) << "all of them were said before COMMIT";
+  EXPECT_EQ(commit.progress.delivered, 1u) << "the front's count, unchanged";
+  EXPECT_EQ(commit.token_count, 40 + tokens - 1);
+  b.FromReader(b.AnswerWith(CommitVerdict::kAck));
+  ASSERT_EQ(b.Told<HandedOff>().size(), 1u);
+  EXPECT_EQ(b.Told<HandedOff>()[0].epoch, 2u);
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+  EXPECT_EQ(b.Told<TokenEvent>().size(), tokens) << "nothing is said after COMMIT";
+}
+
+TEST(EngineMigration, ASequenceThatGrewBeyondItsGrantAsksForMoreAndAgain) {
+  MigratingBench b(45);
+  b.Granted();  // for 45 tokens: three blocks
+  b.Finish(10);
+  EXPECT_TRUE(b.Sent<Extend>().empty());
+  b.Finish(10);
+  b.Turn();  // 47 are computed, the steps in flight begin the next block
+  ASSERT_EQ(b.Sent<Extend>().size(), 1u);
+  EXPECT_EQ(b.Last<Extend>().extension, 1u);
+  EXPECT_GT(b.Last<Extend>().num_tokens, 48u);
+  b.now += milliseconds(25);
+  b.Turn();
+  EXPECT_EQ(b.Sent<Extend>().size(), 2u) << "until it is answered";
+  b.Arrive();
+  b.Finish(10);
+  EXPECT_FALSE(b.runner.launched.empty()) << "it does not stand still for that";
+  b.FromReader(b.Extension(1, 1));
+  b.FromReader(b.Extension(1, 1));  // twice
+  b.Arrive();
+  b.StandStill();
+  b.Arrive();
+  ASSERT_EQ(b.Sent<Commit>().size(), 1u);
+  EXPECT_EQ(b.transport.bytes_posted(), 4 * b.layout.BlockBytes(0));
+  EXPECT_EQ(b.transport.posts.back().pieces[0].target_block, 3u) << "behind those granted before";
+  EXPECT_EQ(b.transport.posts.back().target_base.size(), 4u);
+  b.FromReader(b.AnswerWith(CommitVerdict::kAck));
+  EXPECT_TRUE(b.core->idle());
+}
+
+TEST(EngineMigration, WhenItFailsAfterTheCutOverTheSequenceGoesOnHere) {
+  for (const bool corrupt : {true, false}) {
+    MigratingBench b;
+    b.Granted();
+    b.Arrive();
+    b.StandStill();
+    b.Arrive();
+    ASSERT_EQ(b.Sent<Commit>().size(), 1u);
+    const size_t said = b.Told<TokenEvent>().size();
+    if (corrupt) {
+      b.FromReader(b.AnswerWith(CommitVerdict::kCorrupt));
+      ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+      EXPECT_EQ(b.Told<HandoffFailed>()[0].epoch, 2u);
+      EXPECT_EQ(b.Told<HandoffFailed>()[0].why, HandoffFailure::kTransfer);
+    } else {
+      b.now += seconds(3);
+      b.Turn();
+      ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+      EXPECT_EQ(b.Told<HandoffFailed>()[0].why, HandoffFailure::kUndecided);
+      EXPECT_TRUE(b.runner.launched.empty()) << "the reader may have it";
+      b.Front(AdoptCommand{b.request->id, 1, false});
+      ASSERT_EQ(b.Told<Running>().size(), 1u);
+    }
+    EXPECT_FALSE(b.runner.launched.empty());
+    while (!b.runner.launched.empty()) b.Finish(10);
+    EXPECT_EQ(b.Told<TokenEvent>().size(), 60u) << said;
+    EXPECT_TRUE(b.core->idle() || !corrupt);
+    EXPECT_EQ(b.free_blocks(), 16u);
+  }
+}
+
+TEST(EngineMigration, TheFrontCallsItBackAtAnyTime) {
+  for (int stage = 0; stage < 4; ++stage) {
+    MigratingBench b;
+    if (stage > 0) b.Granted();
+    if (stage > 1) b.Arrive(), b.StandStill();
+    if (stage > 2) b.Arrive();
+    b.Front(AdoptCommand{b.request->id, 1, false});
+    ASSERT_EQ(b.Told<Running>().size(), 1u) << stage;
+    b.Arrive();
+    while (!b.runner.launched.empty()) b.Finish(10);
+    EXPECT_EQ(b.Told<TokenEvent>().size(), 60u) << stage;
+    EXPECT_TRUE(b.Told<HandedOff>().empty());
+    EXPECT_EQ(b.free_blocks(), 16u) << stage;
+  }
+}
+
+TEST(EngineMigration, ItsBlocksStayWhileTheyAreReadWhateverBecomesOfTheSequence) {
+  MigratingBench b;
+  b.Granted();
+  b.Front(CancelCommand{b.request->id, 1});
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.core->pool().counts(0).owned, 3u);
+  b.Arrive();
+  EXPECT_EQ(b.core->pool().counts(0).owned, 0u);
+  EXPECT_EQ(b.Sent<Drained>().size(), 1u);
+}
+
+TEST(EngineMigration, WhatDoesNotDecodeHereIsRefusedAndNothingElseChanges) {
+  EngineBench b;
+  const RequestPtr request = b.Make(1, 40, 60);
+  b.Front(MigrateCommand{request->id, 1, 2, 0, b.reader});
+  b.Front(DecodeCommand{request, EngineBench::Fresh(), 1});
+  b.Front(MigrateCommand{request->id, 1, 2, 0, b.reader});  // no token yet
+  b.Finish(9);
+  b.Front(MigrateCommand{request->id, 1, 1, 1, b.reader});
+  b.Front(MigrateCommand{request->id, 1, 2, 1, b.options.self});
+  EXPECT_EQ(b.Told<HandoffFailed>().size(), 4u);
+  EXPECT_TRUE(b.dials.empty());
+  EXPECT_FALSE(b.runner.launched.empty());
+}
+
+TEST(EngineMigration, WhatWasConvertedFromAnotherElementTypeStaysHere) {
+  EngineBench b;
+  KvLayout theirs = b.layout;
+  theirs.groups[0].dtype = DType::kF32;
+  b.Greet(theirs, {7, 7});
+  const RequestPtr request = b.Make(1, 48, 30);
+  b.FromWriter(b.ReserveFor(request, 1));
+  b.Fill(b.Last<Grant>(), 48, 9);
+  b.Convert();
+  b.Finish(10);
+  b.Front(MigrateCommand{request->id, 1, 2, 1, b.reader});
+  ASSERT_EQ(b.Told<HandoffFailed>().size(), 1u);
+  EXPECT_THAT(b.Told<HandoffFailed>()[0].detail, testing::HasSubstr("another element type"));
+  EXPECT_TRUE(b.dials.empty());
+}
+
+// ---- migration: this worker takes over -------------------------------------------------------------
+
+TEST(EngineMigration, AReaderGoesOnFromTheLastTokenWithWhatWasSaidMeanwhileAndComputesNothingAgain) {
+  EngineBench b({false, true});
+  b.Greet();
+  Reserve reserve = b.ReserveFor(b.Make(1, 46, 10), 2);
+  reserve.migration = true;
+  b.FromWriter(reserve);
+  const Grant grant = b.Last<Grant>();
+  ASSERT_EQ(grant.blocks[0].size(), 3u);
+  const Extend extend{grant.child, 2, grant.ticket, 1, 49};
+  b.FromWriter(extend);
+  b.FromWriter(extend);
+  ASSERT_EQ(b.Sent<Grant>().size(), 3u) << "a repeat gets its answer again";
+  EXPECT_EQ(b.Last<Grant>().extension, 1u);
+  EXPECT_EQ(b.Last<Grant>().blocks[0].size(), 1u);
+  ChunkGrid grid;
+  grid.AppendLastApart(b.layout, 3);
+  grid.AppendLastApart(b.layout, 1);
+  Commit commit;
+  commit.child = grant.child;
+  commit.epoch = 2;
+  commit.ticket = grant.ticket;
+  commit.progress = EngineBench::Fresh();
+  commit.progress.tokens = {{1, 0, {}}, {2, 0, {}}, {3, 0, {}}, {4, 0, {}}, {5, 0, {}}};
+  commit.progress.delivered = 3;
+  commit.token_count = 50;
+  for (ChunkIndex i = 0; i < grid.size(); ++i) {
+    b.transport.events.push_back(ChunkArrived{b.writer, grant.ticket, i, 1, 50 + i});
+    commit.digests.push_back({i, 50 + i});
+  }
+  b.Turn();
+  b.FromWriter(commit);
+  ASSERT_EQ(b.Last<CommitAnswer>().verdict, CommitVerdict::kAck);
+  EXPECT_EQ(Indices(b), (std::vector<uint32_t>{3, 4})) << "from the delivered count on";
+  ASSERT_FALSE(b.runner.launched.empty());
+  EXPECT_EQ(b.runner.launched.front().sequences[0].first_position, 50u);
+  while (!b.runner.launched.empty()) b.Finish(10);
+  EXPECT_EQ(b.core->counters().computed_tokens, 5u) << "one for each token that was still to come";
+  EXPECT_EQ(b.Told<TokenEvent>().back().finish, FinishReason::kLength);
+  EXPECT_TRUE(b.core->idle());
+  EXPECT_EQ(b.free_blocks(), 16u);
+}
+
+TEST(EngineMigration, AReaderTakesNoCountThatTheTokensOrTheBlocksDoNotGive) {
+  for (const uint32_t count : {45u, 47u, 48u, 49u}) {
+    EngineBench b({false, true});
+    b.Greet();
+    Reserve reserve = b.ReserveFor(b.Make(1, 46, 10), 2);
+    reserve.migration = true;
+    b.FromWriter(reserve);
+    const Grant grant = b.Last<Grant>();
+    Commit commit;
+    commit.child = grant.child;
+    commit.epoch = 2;
+    commit.ticket = grant.ticket;
+    commit.progress = EngineBench::Fresh();
+    commit.progress.tokens = {{1, 0, {}}, {2, 0, {}}};  // 47 is right
+    commit.token_count = count;
+    ChunkGrid grid;
+    grid.AppendLastApart(b.layout, 3);
+    for (ChunkIndex i = 0; i < grid.size(); ++i) {
+      b.transport.events.push_back(ChunkArrived{b.writer, grant.ticket, i, 1, 50 + i});
+      commit.digests.push_back({i, 50 + i});
+    }
+    b.Turn();
+    b.FromWriter(commit);
+    EXPECT_EQ(b.runner.launched.empty(), count != 47u) << count;
+  }
+}
+
+TEST(EngineMigration, ARunningSequenceOfAnotherLayoutIsRefusedInWords) {
+  UnlikeLayoutBench b;
+  Reserve reserve = b.ReserveFor(b.Make(1, 48, 10), 2);
+  reserve.migration = true;
+  b.FromWriter(reserve);
+  ASSERT_EQ(b.Sent<Refused>().size(), 1u);
+  EXPECT_THAT(b.Last<Refused>().detail, testing::HasSubstr("equal KV layouts"));
+}
+
 // ---- reader ---------------------------------------------------------------------------------------
 
 TEST(EngineCore, AReaderRunsWhatIsCompleteAndRightAndEmitsTheFirstTokenAgain) {
@@ -287,11 +570,8 @@ TEST(EngineCore, AReaderRunsWhatIsCompleteAndRightAndEmitsTheFirstTokenAgain) {
 }
 
 // A writer with blocks of 64 tokens hands 48 tokens to a reader of 16: one block, which needs four for its bytes.
-struct UnlikeBench : EngineBench {
-  UnlikeBench() : EngineBench({false, true}) {
-    KvLayout theirs = layout;
-    theirs.block_tokens = 64;
-    Greet(theirs);
+struct UnlikeBench : UnlikeLayoutBench {
+  UnlikeBench() {
     FromWriter(ReserveFor(request, 1));
     grant = Last<Grant>();
   }

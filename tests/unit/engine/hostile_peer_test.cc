@@ -88,6 +88,7 @@ class Liar {
         if (rng.Chance(0.7)) r.progress.tokens.clear();
         for (uint64_t i = rng.Below(4); i > 0; --i) r.page_hashes.push_back({rng.Next(), rng.Next()});
         r.mode = rng.Chance(0.9) ? TransferMode::kReceiverPosted : TransferMode::kOneSided;
+        r.migration = rng.Chance(0.3);
         if (rng.Chance(0.98)) r.request = std::make_shared<const Request>(std::move(request));
         return r;
       }
@@ -113,8 +114,16 @@ class Liar {
         for (uint64_t i = rng.Below(5); i > 0; --i) h.alive.push_back(ATicket());
         return h;
       }
-      case 4:
-        return rng.Chance(0.1) ? AHello(writer) : PairMessage(Drained{ATicket(), false});
+      case 4: {
+        if (rng.Chance(0.1)) return AHello(writer);
+        if (rng.Chance(0.3)) return Drained{ATicket(), false};
+        Extend e{Child(), 1 + Small() / 3, ATicket(), rng.Chance(0.8) ? 1 : Any(), rng.Chance(0.8) ? 49 : Any()};
+        if (const ReaderTicket* t = b.core->connector().FindTicket(e.ticket); t != nullptr && rng.Chance(0.8)) {
+          e.child = t->child;
+          e.epoch = t->epoch;
+        }
+        return e;
+      }
       default:
         return ToWriter();
     }
@@ -130,6 +139,7 @@ class Liar {
         g.hit_tokens = rng.Chance(0.7) ? 16 * Small() : Any();
         g.blocks = Lists<BlockId>(4);
         g.base = Lists<uint64_t>(4);
+        if (rng.Chance(0.2)) g.extension = Any();
         if (rng.Chance(0.2)) g.staging_block_bytes.assign(rng.Below(3), Any());
         return g;
       }

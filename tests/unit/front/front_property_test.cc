@@ -30,6 +30,7 @@ struct Faults {
   bool handoffs = false;  // hand-offs fail for every reason
   bool liars = false;     // tokens are lost, repeated, replayed wrongly; answers end where they should not
   bool refusals = false;  // commands are refused
+  bool moves = false;     // answers go on at other workers
 };
 
 // The one right answer, from the seed alone.
@@ -96,6 +97,11 @@ class World {
     if (faults_.cuts) {
       for (int i = 0; i < 2; ++i) At(Micros(300000), [this] { Cut(rng_.Below(names_.size())); });
     }
+    for (int i = 0; faults_.moves && i < 4 * num_requests; ++i) {
+      At(milliseconds(5) + Micros(250000), [this] {
+        if (!clients_.empty()) Tell(MoveOrder{ClientHandle{1 + rng_.Below(clients_.size())}});
+      });
+    }
     for (size_t i = 0; i < names_.size(); ++i) Beat(i);
     while (!events_.empty()) {
       const auto it = events_.begin();
@@ -125,7 +131,9 @@ class World {
     uint64_t decode_start = 0;
     bool writes = false;  // a P that hands off
     bool first_told = false;
-    bool lost = false;  // a token of this epoch never left
+    bool lost = false;     // a token of this epoch never left
+    Epoch moves = 0;       // under that epoch to `decode`, whose life then is decode_start
+    bool stopped = false;  // cut off, and nobody knows whether that one has it
   };
   struct Worker {
     bool alive = false;
@@ -182,6 +190,7 @@ class World {
     w.linked = true;
     link_owner_[w.link] = i;
     WorkerHello h = HelloOf(names_[i].name, names_[i].prefill, names_[i].decode, w.incarnation);
+    h.migrates = true;
     h.submit_credits = 1 + static_cast<uint32_t>(rng_.Below(6));
     Up(i, WorkerUp{w.link, h});
   }
@@ -247,9 +256,13 @@ class World {
     } else if (const auto* c = std::get_if<CancelCommand>(&command)) {
       End(i, c->child, c->epoch);
       Say(i, NotHeld{c->child, c->epoch});
+    } else if (const auto* m = std::get_if<MigrateCommand>(&command)) {
+      Migrate(i, *m);
     } else if (const auto* a = std::get_if<AdoptCommand>(&command)) {
       const auto held = w.held.find(a->child);
       if (held != w.held.end() && held->second.epoch == a->epoch && held->second.ready) {
+        held->second.moves = 0;
+        if (std::exchange(held->second.stopped, false)) Go(i, a->child, a->epoch);
         Say(i, Running{a->child, a->epoch});
       } else {
         End(i, a->child, a->epoch);
@@ -301,6 +314,7 @@ class World {
   void Step(size_t i, ChildId child, Epoch epoch, uint64_t start) {
     Held* h = Find(i, child, epoch, start);
     if (h == nullptr) return;
+    if (h->stopped) return;
     if (h->writes) return Write(i, child, epoch, start, h);
     if (Emit(i, child, h)) {
       names_[i].w.dead[child] = epoch;
@@ -368,6 +382,57 @@ class World {
     Say(i, HandedOff{child, epoch});
     names_[i].w.dead[child] = epoch;
     names_[i].w.held.erase(child);
+  }
+  void Go(size_t i, ChildId child, Epoch epoch) {
+    At(Micros(3000), [this, i, child, epoch, start = names_[i].w.start] { Step(i, child, epoch, start); });
+  }
+  // S11, as a worker does it: it emits in the present epoch until the hand-over.
+  void Migrate(size_t i, const MigrateCommand& m) {
+    Worker& w = names_[i].w;
+    const auto held = w.held.find(m.child);
+    if (held == w.held.end() || held->second.epoch != m.epoch || !held->second.ready || held->second.moves != 0 ||
+        (faults_.refusals && rng_.Chance(0.1))) {
+      return Say(i, HandoffFailed{m.child, m.next, HandoffFailure::kRefused, "test"});
+    }
+    EXPECT_LE(m.delivered, held->second.tokens.size());
+    held->second.moves = m.next;
+    for (size_t d = 0; d < names_.size(); ++d) {
+      if (names_[d].name == m.to.process.name) held->second.decode = d;
+    }
+    const Worker& to = names_[held->second.decode].w;
+    held->second.decode_start = to.incarnation == m.to.process.incarnation.counter ? to.start : 0;
+    At(Micros(8000), [this, i, m, start = w.start] { HandOver(i, m, start); });
+  }
+  void HandOver(size_t i, const MigrateCommand& m, uint64_t start) {
+    Held* h = Find(i, m.child, m.epoch, start);
+    if (h == nullptr || h->moves != m.next) return;  // over, or called back
+    const Worker& d = names_[h->decode].w;
+    const bool there = d.alive && d.linked && d.start == h->decode_start && !names_[h->decode].w.dead.contains(m.child);
+    const bool fails = faults_.handoffs && rng_.Chance(0.3);
+    auto why = static_cast<HandoffFailure>(rng_.Below(6));
+    if (!there) why = HandoffFailure::kPeerLost;
+    Held copy = *h;
+    copy.epoch = m.next;
+    copy.moves = 0;
+    copy.next = m.delivered + 1;
+    if (!there || fails) {
+      if (why == HandoffFailure::kUndecided) {
+        h->stopped = true;
+        if (rng_.Chance(0.5)) Receive(h->decode, copy);
+      } else {
+        h->moves = 0;
+      }
+      return Say(i, HandoffFailed{m.child, m.next, why, "test"});
+    }
+    ++handed_off_;
+    Receive(h->decode, copy);
+    h->stopped = true;  // until ACK comes
+    At(Micros(2000), [this, i, m, start] {
+      const Held* mine = Find(i, m.child, m.epoch, start);
+      if (mine == nullptr || mine->moves != m.next) return;
+      Say(i, HandedOff{m.child, m.next});
+      names_[i].w.held.erase(m.child);
+    });
   }
   void Receive(size_t d, const Held& from) {
     Held h = from;
@@ -457,6 +522,10 @@ class World {
     const auto placed = [this](const RequestPtr& request, Epoch epoch) { EXPECT_EQ(epoch, ++epochs_[request->id]); };
     if (const auto* p = std::get_if<PrefillCommand>(&command)) placed(p->request, p->epoch);
     if (const auto* d = std::get_if<DecodeCommand>(&command)) placed(d->request, d->epoch);
+    if (const auto* m = std::get_if<MigrateCommand>(&command)) {
+      EXPECT_LT(m->epoch, m->next);
+      EXPECT_EQ(m->next, ++epochs_[m->child]);
+    }
   }
 
   void Judge() {
@@ -523,6 +592,9 @@ Sums RunSeeds(uint64_t seeds, Faults faults) {
     sums.c.replacements += world.counters().replacements;
     sums.c.adopts += world.counters().adopts;
     sums.c.stray_events += world.counters().stray_events;
+    sums.c.migrations += world.counters().migrations;
+    sums.c.migrated += world.counters().migrated;
+    sums.c.migrations_failed += world.counters().migrations_failed;
     if (testing::Test::HasFailure()) {
       ADD_FAILURE() << "seed " << seed;
       break;
@@ -562,6 +634,22 @@ TEST(FrontProperty, FailedHandOffsNeverChangeAnAnswer) {
   EXPECT_LT(s.failed, s.done / 10);
 }
 
+TEST(FrontProperty, AnswersThatMoveAreTheSameAndCostNothing) {
+  const Sums s = RunSeeds(Seeds(500), {.moves = true});
+  EXPECT_EQ(s.failed, 0u);
+  EXPECT_GT(s.c.migrated, Seeds(1000));
+  EXPECT_EQ(s.c.replay_faults + s.c.index_gaps + s.c.replacements, 0u);
+}
+
+TEST(FrontProperty, MovesAmongDeathsCutsAndFailuresNeverChangeAnAnswer) {
+  const Sums s =
+      RunSeeds(Seeds(1000), {.deaths = true, .cuts = true, .handoffs = true, .refusals = true, .moves = true});
+  EXPECT_GT(s.c.migrated, Seeds(400));
+  EXPECT_GT(s.c.migrations_failed, Seeds(200));
+  EXPECT_EQ(s.c.replay_faults, 0u);
+  EXPECT_LT(s.failed, s.done / 10);
+}
+
 TEST(FrontProperty, LostRepeatedAndWrongTokensNeverReachAClient) {
   const Sums s = RunSeeds(Seeds(1000), {.liars = true});
   EXPECT_GT(s.c.index_gaps, Seeds(100));
@@ -570,7 +658,8 @@ TEST(FrontProperty, LostRepeatedAndWrongTokensNeverReachAClient) {
 }
 
 TEST(FrontProperty, EverythingAtOnceStillEndsEveryRequestOnce) {
-  const Sums s = RunSeeds(Seeds(1000), {.deaths = true, .cuts = true, .handoffs = true, .liars = true, .refusals = true});
+  const Sums s = RunSeeds(
+      Seeds(1000), {.deaths = true, .cuts = true, .handoffs = true, .liars = true, .refusals = true, .moves = true});
   EXPECT_GT(s.c.replacements, Seeds(1000));
   EXPECT_GT(s.done, Seeds(5000));
 }

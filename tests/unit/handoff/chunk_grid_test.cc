@@ -66,6 +66,48 @@ TEST(ChunkGridTest, EveryByteOfEveryMovingBlockIsCopiedExactlyOnce) {
   }
 }
 
+// A migration: what each GRANT covers lies behind what the ones before covered, group after group.
+TEST(ChunkGridTest, AGridThatGrowsCoversEveryByteOnceAndKeepsItsNumbers) {
+  Rng rng(2);
+  for (int round = 0; round < 200; ++round) {
+    KvLayout layout = Layout(1 + rng.Below(40), 1 + rng.Below(3), 8, 16);
+    if (rng.Chance(0.5)) layout.groups.push_back({KvKind::kFull, 1 + static_cast<uint32_t>(rng.Below(9)), 2, 4});
+    const KvPoolPlan pool = PlanPool(layout, uint64_t{1} << 28);
+    ChunkGrid grid;
+    std::vector<std::pair<uint32_t, uint32_t>> targets;  // the ticket's n-th block: (group, block of the sequence)
+    uint32_t blocks = 0;
+    std::vector<Chunk> before;
+    for (uint64_t part = 0; part < 1 + rng.Below(5); ++part) {
+      const auto more = static_cast<uint32_t>(rng.Below(part == 0 ? 40 : 3));
+      grid.AppendLastApart(layout, more);
+      for (uint32_t g = 0; g < layout.groups.size(); ++g) {
+        for (uint32_t b = 0; b < more; ++b) targets.emplace_back(g, blocks + b);
+      }
+      blocks += more;
+      for (ChunkIndex i = 0; i < before.size(); ++i) ASSERT_EQ(grid.At(i), before[i]);
+      before.clear();
+      for (ChunkIndex i = 0; i < grid.size(); ++i) before.push_back(grid.At(i));
+    }
+    std::vector<BlockId> source;
+    for (uint32_t b = 0; b < blocks; ++b) source.push_back(BlockId{blocks - b});
+    std::vector<uint64_t> covered(targets.size());
+    uint64_t total = 0;
+    for (ChunkIndex i = 0; i < grid.size(); ++i) {
+      const Chunk chunk = grid.At(i);
+      for (const CopyPiece& p : PlanCopies(layout, pool, chunk, source, grid.FirstTarget(i))) {
+        ASSERT_LT(p.target_block, targets.size());
+        const auto [group, block] = targets[p.target_block];
+        ASSERT_EQ(group, chunk.group);
+        ASSERT_EQ(p.source, pool.BlockOffset(layout, group, source[block]) + p.target_offset);
+        covered[p.target_block] += p.bytes;
+        total += p.bytes;
+      }
+    }
+    for (size_t t = 0; t < targets.size(); ++t) ASSERT_EQ(covered[t], layout.BlockBytes(targets[t].first));
+    ASSERT_EQ(total, grid.TotalBytes());
+  }
+}
+
 // Writer and reader of any block sizes, any prompt, any hit of the reader's: what the writer copies, read through the
 // staging map, is each byte of each moving block once, in staging blocks of the reader, and no piece could be joined
 // with the one before it.

@@ -350,8 +350,9 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, WriterTicke
   counters = {};
   for (auto& [key, c] : children) {
     auto& [state, same_key, reader, reserve, begun, granted, first_post, last_quiesced, finished, deadline, next_send,
-           first_busy, ticket, grant, grid, chunks, chunks_quiesced, ops_in_flight, target_in_doubt, tokens_done,
-           tokens_now, layers_now, final_progress, commit_attempt, missing_acted, commit_wait, commit_until,
+           first_busy, ticket, grant, target_base, grid, granted_tokens, grown_tokens, extension, extending,
+           next_extend, extend_until, chunks, chunks_quiesced, ops_in_flight, target_in_doubt, tokens_done, tokens_now,
+           layers_now, num_tokens, final_progress, commit_attempt, missing_acted, commit_wait, commit_until,
            bytes_quiesced, bytes_hidden] = c;
     // For receipts alone.
     begun = granted = first_post = last_quiesced = finished = kNever;
@@ -361,6 +362,9 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, WriterTicke
     commit_until = Timer(commit_until);
     if (first_busy) first_busy = kNow;
     commit_wait = kAnyWait;
+    // Nothing migrates here.
+    BATON_CHECK(!extending && extension == 0 && next_extend == kNever && extend_until == kNever);
+    (void)target_base, (void)granted_tokens, (void)grown_tokens, (void)num_tokens;
     const int child = ChildOf(key.child);
     e << child << state << reserve.attempt << next_send << first_busy.has_value() << ticket << grant.ticket
       << chunks.size() << chunks_quiesced << ops_in_flight << target_in_doubt << tokens_done << tokens_now << layers_now
@@ -403,8 +407,10 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, ReaderTicke
   counters = {};
   for (size_t i = 0; i < slots.size(); ++i) {
     auto& [now, generation, outcomes] = slots[i];
-    auto& [state, ticket, writer, mode, child, epoch, reserve_attempt, num_tokens, grant, chunks, chunks_arrived,
-           commit, commit_until, answer, lease_end, next_abort, fence_at, quarantined_at, retired] = now;
+    auto& [state, ticket, writer, mode, child, epoch, reserve_attempt, num_tokens, most_tokens, grant, extended, chunks,
+           chunks_arrived, commit, commit_until, answer, lease_end, next_abort, fence_at, quarantined_at, retired] =
+        now;
+    BATON_CHECK(num_tokens == most_tokens && extended.extension == 0, "nothing migrates here");
     e << 251 << state << generation;
     SlotView& v = view->slots[i];
     v.state = state;

@@ -57,7 +57,7 @@ BATON_FIELDS(ModelIdentity, x.name, x.weights)
 BATON_FIELDS(KvGroup, x.kind, x.num_layers, x.num_kv_heads, x.head_dim, x.dtype)
 BATON_FIELDS(KvLayout, x.block_tokens, x.tile, x.groups)
 BATON_FIELDS(WorkerHello, x.self, x.roles, x.model, x.layout, x.num_blocks, x.numeric, x.max_context_tokens,
-             x.submit_credits, x.draining, x.may)
+             x.submit_credits, x.draining, x.migrates, x.may)
 BATON_FIELDS(TokenLogprob, x.id, x.logprob)
 BATON_FIELDS(OutputToken, x.id, x.logprob, x.top)
 BATON_FIELDS(TokenEvent, x.child, x.epoch, x.index, x.token, x.finish)
@@ -90,17 +90,21 @@ BATON_FIELDS(PrefillCommand, x.request, x.progress, x.epoch, x.decode)
 BATON_FIELDS(DecodeCommand, x.request, x.progress, x.epoch)
 BATON_FIELDS(CancelCommand, x.child, x.epoch)
 BATON_FIELDS(AdoptCommand, x.child, x.epoch, x.once_hit)
+BATON_FIELDS(MigrateCommand, x.child, x.epoch, x.next, x.delivered, x.to)
 BATON_FIELDS(DrainCommand, x.order, x.undo)
 BATON_FIELDS(SetRoleCommand, x.order, x.roles)
 inline std::tuple<> Fields(CacheResyncCommand&) { return {}; }
 BATON_FIELDS(PairHello, x.protocol, x.writer, x.reader, x.session, x.model, x.layout, x.numeric, x.host, x.pid)
-BATON_FIELDS(Reserve, x.child, x.epoch, x.attempt, x.request, x.progress, x.page_hashes, x.num_tokens, x.mode)
+BATON_FIELDS(Reserve, x.child, x.epoch, x.attempt, x.request, x.progress, x.page_hashes, x.num_tokens, x.mode,
+             x.migration)
+BATON_FIELDS(Extend, x.child, x.epoch, x.ticket, x.extension, x.num_tokens)
 BATON_FIELDS(ChunkDigest, x.chunk, x.digest)
 BATON_FIELDS(Commit, x.child, x.epoch, x.ticket, x.attempt, x.progress, x.token_count, x.digests)
 BATON_FIELDS(Drained, x.ticket, x.severed)
 BATON_FIELDS(PairHeartbeat, x.alive)
 BATON_FIELDS(PairHelloAnswer, x.status, x.reader, x.session, x.descriptor, x.open_tickets)
-BATON_FIELDS(Grant, x.child, x.epoch, x.attempt, x.ticket, x.hit_tokens, x.blocks, x.base, x.staging_block_bytes)
+BATON_FIELDS(Grant, x.child, x.epoch, x.attempt, x.ticket, x.hit_tokens, x.blocks, x.base, x.staging_block_bytes,
+             x.extension)
 BATON_FIELDS(Busy, x.child, x.epoch, x.attempt, x.retry_after)
 BATON_FIELDS(Refused, x.child, x.epoch, x.attempt, x.why, x.detail)
 BATON_FIELDS(CommitAnswer, x.child, x.epoch, x.ticket, x.attempt, x.verdict, x.missing)
@@ -289,6 +293,14 @@ class Filler {
   }
   void Mend(PrefillCommand& c) { c.epoch |= 1; }
   void Mend(DecodeCommand& c) { c.epoch |= 1; }
+  void Mend(MigrateCommand& c) {
+    c.epoch = 1 + c.epoch % (1 << 30);
+    c.next = c.epoch + 1 + c.next % (1 << 30);
+  }
+  void Mend(Extend& e) {
+    e.extension |= 1;
+    e.num_tokens %= 1 << 20;
+  }
   void Mend(Reserve& r) {
     const size_t tokens = r.request->prompt.size() + r.progress.tokens.size();
     r.num_tokens = 1 + r.num_tokens % tokens;

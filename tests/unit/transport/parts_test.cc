@@ -225,6 +225,19 @@ TEST_F(AdmissionTest, ResolvesPiecesInsideTheBlocksOfTheRightWriterOnly) {
   }
 }
 
+TEST_F(AdmissionTest, ATicketThatIsAdmittedAgainHasItsFurtherBlocksBehindThoseBefore) {
+  table_.Admit(ticket_, writer_, {100, 500}, {100, 50});
+  ASSERT_TRUE(table_.Begin(ticket_, writer_, {}, &places_).ok());  // something is on its way
+  const TargetPiece third{2, 30, 0};
+  EXPECT_EQ(table_.Begin(ticket_, writer_, std::span(&third, 1), &places_).code(), Code::kOutOfRange);
+  table_.Admit(ticket_, writer_, {700}, {30});
+  ASSERT_TRUE(table_.Begin(ticket_, writer_, std::span(&third, 1), &places_).ok());
+  EXPECT_EQ(places_[0].data(), memory_.data() + 700);
+  const TargetPiece second{1, 50, 0};
+  ASSERT_TRUE(table_.Begin(ticket_, writer_, std::span(&second, 1), &places_).ok());
+  EXPECT_EQ(places_[0].data(), memory_.data() + 500);
+}
+
 TEST_F(AdmissionTest, IsQuietOnlyWhenTheLastWorkEndedAndThenDeliversNothing) {
   table_.Admit(ticket_, writer_, {0}, {10});
   ASSERT_TRUE(table_.Begin(ticket_, writer_, {}, &places_).ok());
