@@ -30,6 +30,8 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
       return 32 + 32 * 8;
     case DType::kQ4_1:
       return 64 + 32 * 8;
+    case DType::kI8:
+      break;  // of the KV cache alone
   }
   return 0;
 }
@@ -116,8 +118,38 @@ static constexpr uint32_t kQuantGroup = 32;  // weights that share a scale, alon
       const int q = j < 16 ? block[4 + j] & 15 : block[4 + j - 16] >> 4;
       return __builtin_fmaf(static_cast<float>(q), Fp16ToFloat(LoadU16(block)), Fp16ToFloat(LoadU16(block + 2)));
     }
+    case DType::kI8:
+      break;
   }
   return 0;
+}
+
+// A head's K or V of one token as int8: the nearest integer to x / scale, where scale is the row's largest magnitude
+// over 127, cut to 17 bits. So the largest becomes +-127, an integer times the scale is exact in fp32, and a row that
+// is read and quantised again gives the same bytes. |x - q * scale| <= (1 + 2^-14) * largest / 254. A row whose scale
+// would be subnormal (all below 127 * 2^-126) has scale 0 and integers 0; one with a NaN or an infinity has a NaN and
+// 0, so that it reads as NaN and is noticed.
+struct KvScale {
+  float scale, inverse;  // inverse: 0 where the integers are
+};
+[[maybe_unused]] static inline KvScale KvScaleOf(uint32_t largest_magnitude_bits) {
+  if (largest_magnitude_bits >= 0x7f800000u) return {BitsToFloat(0x7fc00000u), 0.0f};
+  const float scale = BitsToFloat(FloatToBits(BitsToFloat(largest_magnitude_bits) / 127.0f) & ~0x7fu);
+  if (scale < 0x1p-126f) return {0.0f, 0.0f};
+  return {scale, 1.0f / scale};
+}
+[[maybe_unused]] static inline KvScale KvScaleOfRow(const float* x, uint32_t n) {
+  uint32_t largest = 0;  // of the bits: above every number are the infinities, above them the NaNs
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = FloatToBits(x[i]) & 0x7fffffffu;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return KvScaleOf(largest);
+}
+// To the nearest, ties to even; |x| is at most the row's largest.
+[[maybe_unused]] static inline int8_t KvInt8(float x, float inverse) {
+  const float shifted = x * inverse + 12582912.0f;  // 1.5 * 2^23: the low byte is the integer
+  return inverse == 0.0f ? int8_t{0} : static_cast<int8_t>(FloatToBits(shifted));
 }
 
 // exp, the same bits everywhere: x clamped to [-87.33, 88], n = x / ln 2 rounded to even, a degree-6 polynomial

@@ -91,7 +91,8 @@ struct RopeParams {
   const float* sin_table = nullptr;
 };
 
-// One layer of a group's KV pool: tiles in TileForm::kPairs, of bf16, fp16 or fp32 (in which nothing is rounded).
+// One layer of a group's KV pool: tiles in TileForm::kPairs, of bf16, fp16, fp32 (in which nothing is rounded) or int8
+// with a scale a token (kv_layout.h).
 struct KvTiles {
   std::byte* pool = nullptr;  // block 0
   size_t block_bytes = 0;
@@ -112,8 +113,9 @@ struct RowSpan {
   uint32_t first_position = 0;
 };
 
-// Rounds K and V rows [num_kv_heads * head_dim] to kv.dtype (nearest even; fp16 saturates at +-65504) and stores them
-// at their positions. Spans tile [0, rows) in order. Range: rows.
+// Rounds K and V rows [num_kv_heads * head_dim] to kv.dtype (nearest even; fp16 saturates at +-65504; int8: by the
+// largest magnitude of the head's row, KvScale in kernels/formats.h) and stores them at their positions. Spans tile
+// [0, rows) in order. Range: rows.
 struct KvWriteParams {
   KvTiles kv;
   const float* k = nullptr;

@@ -19,6 +19,8 @@ enum class KvKind : uint8_t { kFull };  // sliding windows and latents get kinds
 // How one head's K or V of one layer lies inside a block.
 // kPairs: K [dim/2][token][2], V [token/2][dim][2] (bf16 pairs, the form that vdpbf16ps reads).
 // kTokenMajor: K and V [token][dim].
+// A tile of kI8 has its elements in the same order, then [token] fp32 scales: a value is its integer times the scale of
+// its token. Zero bytes are zeros in every type.
 enum class TileForm : uint8_t { kPairs, kTokenMajor };
 
 struct KvGroup {
@@ -37,19 +39,20 @@ struct KvLayout {
   TileForm tile = TileForm::kPairs;
   std::vector<KvGroup> groups;
 
-  size_t TileBytes(uint32_t group) const;  // K or V of one head and layer: block_tokens * head_dim * element
+  // K or V of one head and layer: block_tokens * head_dim * element, and the scales of kI8.
+  size_t TileBytes(uint32_t group) const;
   size_t BlockBytes(uint32_t group) const;
   // Bytes from the block's start to the K (value = false) or V tile of (head, layer).
   size_t TileOffset(uint32_t group, uint32_t head, uint32_t layer, bool value) const;
   uint32_t BlocksFor(uint64_t tokens) const { return (tokens + block_tokens - 1) / block_tokens; }
-  size_t BytesPerToken() const;  // over all groups
+  size_t BytesPerToken() const;  // over all groups, scales included
   std::string Describe() const;  // for logs and refusals
   friend bool operator==(const KvLayout&, const KvLayout&) = default;
 };
 
 // Whether KV that lies as `from` says can be made into what `to` says: equal, or a converter exists.
 // FAILED_PRECONDITION that names both otherwise. Needs equal shapes (groups, layers, heads, dims) and tile forms;
-// block sizes are free, and element types among bf16, fp16, fp32. Symmetric and transitive.
+// block sizes are free, and element types among bf16, fp16, fp32, int8. Symmetric and transitive.
 Status CanConvert(const KvLayout& from, const KvLayout& to);
 // Otherwise what is converted was computed with another rounding than the reader's: it has a numeric identity of its
 // own, whatever the reader's is.

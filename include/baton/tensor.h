@@ -9,7 +9,9 @@
 
 namespace baton {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1 };
+// kI8 is an element type of the KV cache alone, whose tiles hold its scales (kv_layout.h); weights are never of it.
+enum class DType : uint8_t { kF32, kF16, kBF16, kQ8_0, kQ4_0, kQ4_1, kI8 };
+inline constexpr uint32_t kKvScaleBytes = 4;  // fp32, of a token in a tile of kI8
 
 struct DTypeTraits {
   std::string_view name;

@@ -285,6 +285,7 @@ void Gemm(const GemmParams& p, size_t begin, size_t end, void* scratch) {
     case DType::kQ8_0: return GemmOf<GroupQ8_0, PanelGroupBytes(DType::kQ8_0)>(p, begin, end, scratch);
     case DType::kQ4_0: return GemmOf<GroupQ4_0, PanelGroupBytes(DType::kQ4_0)>(p, begin, end, scratch);
     case DType::kQ4_1: return GemmOf<GroupQ4_1, PanelGroupBytes(DType::kQ4_1)>(p, begin, end, scratch);
+    case DType::kI8: return;  // no weight is of it
   }
 }
 
@@ -302,6 +303,8 @@ struct AttentionScratch {
   float weights[kTileVectors * kAttentionPiece];  // [vector][128]: scores, then exponentials
   float piece[kTileVectors * kMaxHeadDim];        // [vector][padded dim]: this piece's weighted values
   float sum[kTileVectors * kMaxHeadDim];          // the same, all pieces so far
+  float key_scales[kAttentionPiece];              // of a cache of int8
+  float value_scales[kAttentionPiece];
   float best[kTileVectors];
   float total[kTileVectors];
 };
@@ -329,9 +332,31 @@ BATON_INLINE const uint8_t* CacheTile(const AttentionTile& t, uint32_t token, bo
          (value ? kv.v_offset : kv.k_offset) + t.kv_head * kv.head_stride;
 }
 
-// The K of 16 tokens from `token` on, at pair `d2`: dwords of (2 d2, 2 d2 + 1).
+// How a tile's pairs are read: 16 of them, as they lie; of int8 without their scales.
+struct Bf16Pairs {
+  static constexpr uint32_t kBytes = 4;
+  BATON_INLINE static PairLanes Load(const uint8_t* p) { return LoadPairs(p); }
+  BATON_INLINE static PairLanes LoadFirst(const uint8_t* p, uint32_t count) {
+    return LoadPairsMasked(p, FirstLanes(count));
+  }
+};
+struct Int8Pairs {
+  static constexpr uint32_t kBytes = 2;
+  BATON_INLINE static PairLanes Load(const uint8_t* p) { return LoadInt8Pairs(p); }
+  // What lies behind a tile's elements are its scales, at least 64 bytes: they may be read, and no integer is anything
+  // but finite in a lane that nobody looks at.
+  BATON_INLINE static PairLanes LoadFirst(const uint8_t* p, uint32_t) { return LoadInt8Pairs(p); }
+};
+
+// The K of 16 tokens from `token` on, at pair `d2`: (2 d2, 2 d2 + 1).
+template <typename Pairs>
 BATON_INLINE PairLanes KeyPairs(const uint8_t* tile, uint32_t block_tokens, uint32_t in_block, uint32_t d2) {
-  return LoadPairs(tile + (size_t{d2} * block_tokens + in_block) * 4);
+  return Pairs::Load(tile + (size_t{d2} * block_tokens + in_block) * Pairs::kBytes);
+}
+template <typename Pairs>
+BATON_INLINE PairLanes ValuePairs(const AttentionTile& t, const uint8_t* tile, uint32_t in_block, uint32_t d) {
+  const uint8_t* p = tile + (size_t{in_block / 2} * t.head_dim + d) * Pairs::kBytes;
+  return d + 16 <= t.head_dim ? Pairs::Load(p) : Pairs::LoadFirst(p, t.head_dim - d);
 }
 
 BATON_INLINE float KvFloat(uint16_t bits) { return Fp16ToFloat(bits); }
@@ -368,35 +393,28 @@ void ExpandValuesOf(const AttentionTile& t, uint32_t first, uint32_t count) {
   }
 }
 
-// K of the piece's tokens [first, first + count) as fp32 panels of 16 tokens.
-void ExpandKeys(const AttentionTile& t, uint32_t first, uint32_t count) {
-  if (t.p->kv.dtype == DType::kF32) return ExpandKeysOf<float>(t, first, count);
-  if (t.p->kv.dtype == DType::kF16) return ExpandKeysOf<uint16_t>(t, first, count);
+// And out of what is read in pairs.
+template <typename Pairs>
+void ExpandKeyPairs(const AttentionTile& t, uint32_t first, uint32_t count) {
   const uint32_t block_tokens = t.p->kv.block_tokens;
   for (uint32_t i = 0; i < count; i += 16) {
     const uint8_t* tile = CacheTile(t, first + i, false);
     float* out = t.s->keys + size_t{i} * t.head_dim;
     for (uint32_t d2 = 0; d2 < t.head_dim / 2; ++d2) {
-      const PairLanes k = KeyPairs(tile, block_tokens, (first + i) % block_tokens, d2);
+      const PairLanes k = KeyPairs<Pairs>(tile, block_tokens, (first + i) % block_tokens, d2);
       Store(out + size_t{d2} * 32, k.first);
       Store(out + size_t{d2} * 32 + 16, k.second);
     }
   }
 }
 
-BATON_INLINE PairLanes ValuePairs(const AttentionTile& t, const uint8_t* tile, uint32_t in_block, uint32_t d) {
-  const uint8_t* p = tile + (size_t{in_block / 2} * t.head_dim + d) * 4;
-  return d + 16 <= t.head_dim ? LoadPairs(p) : LoadPairsMasked(p, FirstLanes(t.head_dim - d));
-}
-
-void ExpandValues(const AttentionTile& t, uint32_t first, uint32_t count) {
-  if (t.p->kv.dtype == DType::kF32) return ExpandValuesOf<float>(t, first, count);
-  if (t.p->kv.dtype == DType::kF16) return ExpandValuesOf<uint16_t>(t, first, count);
+template <typename Pairs>
+void ExpandValuePairs(const AttentionTile& t, uint32_t first, uint32_t count) {
   const uint32_t block_tokens = t.p->kv.block_tokens;
   for (uint32_t i = 0; i < count; i += 2) {
     const uint8_t* tile = CacheTile(t, first + i, true);
     for (uint32_t d = 0; d < t.head_dim; d += 16) {
-      const PairLanes v = ValuePairs(t, tile, (first + i) % block_tokens, d);
+      const PairLanes v = ValuePairs<Pairs>(t, tile, (first + i) % block_tokens, d);
       float* out = t.s->values + (size_t{d} * kAttentionPiece) + size_t{i} * 16;
       Store(out, v.first);
       Store(out + 16, v.second);
@@ -404,8 +422,37 @@ void ExpandValues(const AttentionTile& t, uint32_t first, uint32_t count) {
   }
 }
 
+// K of the piece's tokens [first, first + count) as fp32 panels of 16 tokens; of int8 without their scales.
+void ExpandKeys(const AttentionTile& t, uint32_t first, uint32_t count) {
+  switch (t.p->kv.dtype) {
+    case DType::kF32: return ExpandKeysOf<float>(t, first, count);
+    case DType::kF16: return ExpandKeysOf<uint16_t>(t, first, count);
+    case DType::kI8: return ExpandKeyPairs<Int8Pairs>(t, first, count);
+    default: return ExpandKeyPairs<Bf16Pairs>(t, first, count);
+  }
+}
+void ExpandValues(const AttentionTile& t, uint32_t first, uint32_t count) {
+  switch (t.p->kv.dtype) {
+    case DType::kF32: return ExpandValuesOf<float>(t, first, count);
+    case DType::kF16: return ExpandValuesOf<uint16_t>(t, first, count);
+    case DType::kI8: return ExpandValuePairs<Int8Pairs>(t, first, count);
+    default: return ExpandValuePairs<Bf16Pairs>(t, first, count);
+  }
+}
+
+// The piece's scales, where the cache has them.
+void LoadScales(const AttentionTile& t, uint32_t first, uint32_t count) {
+  const KvTiles& kv = t.p->kv;
+  const size_t elements = size_t{kv.block_tokens} * t.head_dim;
+  for (uint32_t i = 0; i < count; i += 16) {
+    const size_t offset = elements + size_t{(first + i) % kv.block_tokens} * kKvScaleBytes;
+    Store(t.s->key_scales + i, DecodeF32(CacheTile(t, first + i, false) + offset));
+    Store(t.s->value_scales + i, DecodeF32(CacheTile(t, first + i, true) + offset));
+  }
+}
+
 // Scores of kRows vectors from `vector` on against the piece, straight from the cache.
-template <uint32_t kRows>
+template <typename Pairs, uint32_t kRows>
 void ScoresDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint32_t count) {
   const uint32_t block_tokens = t.p->kv.block_tokens;
   const uint32_t head_dim = t.head_dim;
@@ -414,13 +461,13 @@ void ScoresDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
     const uint8_t* tile = CacheTile(t, first + i, false);
     const uint32_t in_block = (first + i) % block_tokens;
     // The V of these tokens, a line per pair of dimensions; it is read next.
-    const uint8_t* ahead = CacheTile(t, first + i, true) + size_t{in_block} * head_dim * 2;
+    const uint8_t* ahead = CacheTile(t, first + i, true) + size_t{in_block} * head_dim * (Pairs::kBytes / 2);
     Lanes dot[kRows];
 #pragma GCC unroll 4
     for (uint32_t r = 0; r < kRows; ++r) dot[r] = Zero();
     for (uint32_t d2 = 0; d2 < head_dim / 2; ++d2) {
-      const PairLanes k = KeyPairs(tile, block_tokens, in_block, d2);
-      PrefetchL2(ahead + size_t{d2} * 64);
+      const PairLanes k = KeyPairs<Pairs>(tile, block_tokens, in_block, d2);
+      PrefetchL2(ahead + size_t{d2} * 16 * Pairs::kBytes);
 #pragma GCC unroll 4
       for (uint32_t r = 0; r < kRows; ++r) dot[r] = Fma(k.first, Set(q[r * head_dim + d2 * 2]), dot[r]);
 #pragma GCC unroll 4
@@ -431,7 +478,7 @@ void ScoresDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
   }
 }
 
-template <uint32_t kRows>
+template <typename Pairs, uint32_t kRows>
 void ValuesDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint32_t count) {
   const uint32_t block_tokens = t.p->kv.block_tokens;
   const float* weights = t.s->weights + size_t{vector} * kAttentionPiece;
@@ -445,10 +492,10 @@ void ValuesDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
       const uint32_t here = Least(block_tokens - in_block, count - done);
       // This chunk of dimensions' share of the next piece's K, a line per pair of tokens.
       const uint32_t next = first + kAttentionPiece + done;
-      const uint8_t* ahead = next < t.end ? CacheTile(t, next, false) + size_t{d} * block_tokens * 2 : tile;
+      const uint8_t* ahead = next < t.end ? CacheTile(t, next, false) + size_t{d} * block_tokens * (Pairs::kBytes / 2) : tile;
       for (uint32_t i = 0; i < here; i += 2) {
-        const PairLanes v = ValuePairs(t, tile, in_block + i, d);
-        PrefetchL2(ahead + size_t{i} * 32);
+        const PairLanes v = ValuePairs<Pairs>(t, tile, in_block + i, d);
+        PrefetchL2(ahead + size_t{i} * 8 * Pairs::kBytes);
         const float* w = weights + done + i;  // past `count` the weights are 0
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < kRows; ++r) sum[r] = Fma(v.first, Set(w[r * kAttentionPiece]), sum[r]);
@@ -463,20 +510,26 @@ void ValuesDirect(const AttentionTile& t, uint32_t vector, uint32_t first, uint3
 }
 
 using DirectFn = void (*)(const AttentionTile&, uint32_t, uint32_t, uint32_t);
-constexpr DirectFn kScoresDirect[] = {ScoresDirect<1>, ScoresDirect<2>, ScoresDirect<3>, ScoresDirect<4>};
-constexpr DirectFn kValuesDirect[] = {ValuesDirect<1>, ValuesDirect<2>, ValuesDirect<3>, ValuesDirect<4>};
+template <typename Pairs>
+constexpr DirectFn kScoresDirect[] = {ScoresDirect<Pairs, 1>, ScoresDirect<Pairs, 2>, ScoresDirect<Pairs, 3>,
+                                      ScoresDirect<Pairs, 4>};
+template <typename Pairs>
+constexpr DirectFn kValuesDirect[] = {ValuesDirect<Pairs, 1>, ValuesDirect<Pairs, 2>, ValuesDirect<Pairs, 3>,
+                                      ValuesDirect<Pairs, 4>};
 
+BATON_INLINE bool IsInt8(const AttentionTile& t) { return t.p->kv.dtype == DType::kI8; }
 BATON_INLINE bool ReadsCacheDirectly(const AttentionTile& t) {
-  return t.vectors <= kDirectVectors && t.p->kv.dtype == DType::kBF16;
+  return t.vectors <= kDirectVectors && (IsInt8(t) || t.p->kv.dtype == DType::kBF16);
 }
 
 // weights[vector][token] = q . k for the piece's first `count` tokens, rounded up to 16.
 void Scores(const AttentionTile& t, uint32_t first, uint32_t count) {
   if (ReadsCacheDirectly(t)) {
+    const DirectFn* direct = IsInt8(t) ? kScoresDirect<Int8Pairs> : kScoresDirect<Bf16Pairs>;
     const uint32_t cuts = CeilDiv(t.vectors, kDirectRows);
     for (uint32_t c = 0; c < cuts; ++c) {
       const uint32_t v = EvenCut(t.vectors, cuts, c);
-      kScoresDirect[EvenCut(t.vectors, cuts, c + 1) - v - 1](t, v, first, count);
+      direct[EvenCut(t.vectors, cuts, c + 1) - v - 1](t, v, first, count);
     }
     return;
   }
@@ -495,10 +548,11 @@ void Scores(const AttentionTile& t, uint32_t first, uint32_t count) {
 // piece[vector] = sum over the piece's first `count` tokens of weight * V.
 void WeightedValues(const AttentionTile& t, uint32_t first, uint32_t count) {
   if (ReadsCacheDirectly(t)) {
+    const DirectFn* direct = IsInt8(t) ? kValuesDirect<Int8Pairs> : kValuesDirect<Bf16Pairs>;
     const uint32_t cuts = CeilDiv(t.vectors, kDirectRows);
     for (uint32_t c = 0; c < cuts; ++c) {
       const uint32_t v = EvenCut(t.vectors, cuts, c);
-      kValuesDirect[EvenCut(t.vectors, cuts, c + 1) - v - 1](t, v, first, count);
+      direct[EvenCut(t.vectors, cuts, c + 1) - v - 1](t, v, first, count);
     }
     return;
   }
@@ -519,13 +573,16 @@ struct PieceSum {
   float best, total;
 };
 // One vector's scores of a piece become exponentials; `valid` tokens count, those up to `count` rounded up to 16
-// get weight 0.
-PieceSum Softmax(float* weights, float scale, uint32_t valid, uint32_t count) {
+// get weight 0. Of a cache of int8 (kScaled) scores and weights get the scales that its integers lack.
+template <bool kScaled>
+PieceSum Softmax(const AttentionScratch& s, float* weights, float scale, uint32_t valid, uint32_t count) {
   const Lanes factor = Set(scale);
   const Lanes nothing = Set(-__builtin_inff());
   Lanes most = nothing;
   for (uint32_t i = 0; i < valid; i += 16) {
-    Lanes score = Mul(Load(weights + i), factor);
+    Lanes score = Load(weights + i);
+    if constexpr (kScaled) score = Mul(score, Load(s.key_scales + i));
+    score = Mul(score, factor);
     if (valid - i < 16) score = Select(FirstLanes(valid - i), score, nothing);
     Store(weights + i, score);
     most = Max(most, score);
@@ -535,8 +592,13 @@ PieceSum Softmax(float* weights, float scale, uint32_t valid, uint32_t count) {
   uint32_t i = 0;
   for (; i < valid; i += 16) {
     const Lanes e = Exp(Sub(Load(weights + i), Set(best)));
-    Store(weights + i, e);
     sum = Add(sum, e);
+    if constexpr (kScaled) {
+      const Lanes weight = Mul(e, Load(s.value_scales + i));
+      Store(weights + i, valid - i < 16 ? Select(FirstLanes(valid - i), weight, Zero()) : weight);
+    } else {
+      Store(weights + i, e);
+    }
   }
   for (; i < count; i += 16) Store(weights + i, Zero());
   return {best, TreeSum(sum)};
@@ -575,11 +637,14 @@ void Attend(const AttentionTile& t) {
   for (uint32_t first = 0; first < t.end; first += kAttentionPiece) {
     const uint32_t count = Least(kAttentionPiece, t.end - first);
     Scores(t, first, count);
+    if (IsInt8(t)) LoadScales(t, first, count);
     PieceSum sums[kTileVectors];
     for (uint32_t v = 0; v < t.vectors; ++v) {
       const uint32_t seen = t.position + v / t.group + 1;  // tokens, from 0
       const uint32_t valid = seen > first ? Least(kAttentionPiece, seen - first) : 0;
-      sums[v] = Softmax(t.s->weights + size_t{v} * kAttentionPiece, p.scale, valid, count);
+      float* weights = t.s->weights + size_t{v} * kAttentionPiece;
+      sums[v] = IsInt8(t) ? Softmax<true>(*t.s, weights, p.scale, valid, count)
+                          : Softmax<false>(*t.s, weights, p.scale, valid, count);
     }
     WeightedValues(t, first, count);
     for (uint32_t v = 0; v < t.vectors; ++v) {

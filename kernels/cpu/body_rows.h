@@ -102,6 +102,24 @@ void WriteHead(const KvTiles& kv, uint8_t* block, uint32_t head, uint32_t t, con
   for (uint32_t d = 0; d < kv.head_dim; ++d) v_tile[size_t{d} * 2] = KvBits(Element{}, kv.dtype, v[d]);
 }
 
+// The same as int8: integers, and behind the tile's elements the row's scale.
+void WriteInt8Head(const KvTiles& kv, uint8_t* block, uint32_t head, uint32_t t, const float* k, const float* v) {
+  uint8_t* k_tile = block + kv.k_offset + head * kv.head_stride;
+  uint8_t* v_tile = block + kv.v_offset + head * kv.head_stride;
+  const size_t scale_offset = size_t{kv.block_tokens} * kv.head_dim + size_t{t} * kKvScaleBytes;
+  const KvScale k_scale = KvScaleOfRow(k, kv.head_dim), v_scale = KvScaleOfRow(v, kv.head_dim);
+  __builtin_memcpy(k_tile + scale_offset, &k_scale.scale, kKvScaleBytes);
+  __builtin_memcpy(v_tile + scale_offset, &v_scale.scale, kKvScaleBytes);
+  int8_t integers[kMaxHeadDim];
+  for (uint32_t d = 0; d < kv.head_dim; ++d) integers[d] = KvInt8(k[d], k_scale.inverse);
+  for (uint32_t d = 0; d < kv.head_dim; d += 2) {
+    __builtin_memcpy(k_tile + (size_t{d / 2} * kv.block_tokens + t) * 2, integers + d, 2);
+  }
+  for (uint32_t d = 0; d < kv.head_dim; ++d) integers[d] = KvInt8(v[d], v_scale.inverse);
+  uint8_t* to = v_tile + size_t{t / 2} * kv.head_dim * 2 + t % 2;
+  for (uint32_t d = 0; d < kv.head_dim; ++d) to[size_t{d} * 2] = static_cast<uint8_t>(integers[d]);
+}
+
 // V's pairs join two tokens that different threads may write, so its halves are stored one by one.
 void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
   const KvTiles& kv = p.kv;
@@ -124,6 +142,10 @@ void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
         }
         if (kv.dtype == DType::kF16) {
           WriteHead<uint16_t>(kv, block, h, t, k, v);
+          continue;
+        }
+        if (kv.dtype == DType::kI8) {
+          WriteInt8Head(kv, block, h, t, k, v);
           continue;
         }
         auto* k_tile = reinterpret_cast<uint32_t*>(block + kv.k_offset + h * kv.head_stride) + t;

@@ -109,6 +109,18 @@ BATON_INLINE PairLanes LoadPairsMasked(const void* p, LaneMask m) {
   const auto* v = static_cast<const int*>(p);
   return SplitPairs(_mm256_maskload_epi32(v, m.lo), _mm256_maskload_epi32(v + 8, m.hi));
 }
+// 16 pairs of int8 in a row.
+BATON_INLINE PairLanes LoadInt8Pairs(const void* p) {
+  const auto* v = static_cast<const __m128i*>(p);
+  const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128(v)), b = _mm256_cvtepi8_epi16(_mm_loadu_si128(v + 1));
+  const auto low = [](__m256i x) __attribute__((always_inline)) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
+  };
+  const auto high = [](__m256i x) __attribute__((always_inline)) {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16));
+  };
+  return {{low(a), low(b)}, {high(a), high(b)}};
+}
 
 BATON_INLINE Lanes DecodeF32(const uint8_t* p) { return Load(reinterpret_cast<const float*>(p)); }
 BATON_INLINE Lanes DecodeF16(const uint8_t* p) {

@@ -80,6 +80,12 @@ BATON_INLINE PairLanes LoadPairs(const void* p) { return SplitPairs(_mm512_loadu
 BATON_INLINE PairLanes LoadPairsMasked(const void* p, LaneMask m) {
   return SplitPairs(_mm512_maskz_loadu_epi32(m.bits, p));
 }
+// 16 pairs of int8 in a row.
+BATON_INLINE PairLanes LoadInt8Pairs(const void* p) {
+  const __m512i a = _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  return {{_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a, 16), 16))},
+          {_mm512_cvtepi32_ps(_mm512_srai_epi32(a, 16))}};
+}
 
 BATON_INLINE Lanes DecodeF32(const uint8_t* p) { return Load(reinterpret_cast<const float*>(p)); }
 BATON_INLINE Lanes DecodeF16(const uint8_t* p) {

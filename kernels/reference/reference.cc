@@ -125,7 +125,15 @@ std::byte* CacheElement(const KvTiles& kv, const BlockId* blocks, uint32_t head,
                     (value ? kv.v_offset : kv.k_offset) + head * kv.head_stride;
   const size_t element =
       value ? (size_t{t / 2} * kv.head_dim + d) * 2 + t % 2 : (size_t{d / 2} * kv.block_tokens + t) * 2 + d % 2;
-  return tile + element * (kv.dtype == DType::kF32 ? sizeof(float) : sizeof(uint16_t));
+  const size_t size = kv.dtype == DType::kF32 ? 4 : kv.dtype == DType::kI8 ? 1 : 2;
+  return tile + element * size;
+}
+// The scale of (head, position)'s K or V in a cache of int8: behind the tile's elements, [token].
+std::byte* CacheScale(const KvTiles& kv, const BlockId* blocks, uint32_t head, uint32_t position, bool value) {
+  const size_t t = position % kv.block_tokens;
+  return kv.pool + size_t{Index(blocks[position / kv.block_tokens])} * kv.block_bytes +
+         (value ? kv.v_offset : kv.k_offset) + head * kv.head_stride + size_t{kv.block_tokens} * kv.head_dim +
+         t * kKvScaleBytes;
 }
 
 void StoreCache(const KvTiles& kv, float value, std::byte* element) {
@@ -137,12 +145,30 @@ void StoreCache(const KvTiles& kv, float value, std::byte* element) {
   }
 }
 
+// Of int8: the integer.
 float LoadCache(const KvTiles& kv, const std::byte* element) {
+  if (kv.dtype == DType::kI8) return static_cast<float>(static_cast<int8_t>(*element));
   if (kv.dtype == DType::kF16) return Fp16ToFloat(LoadU16(element));
   if (kv.dtype != DType::kF32) return Bf16ToFloat(LoadU16(element));
   float value;
   std::memcpy(&value, element, sizeof value);
   return value;
+}
+
+// What an element counts times, in attention.
+float ScaleOf(const KvTiles& kv, const BlockId* blocks, uint32_t head, uint32_t position, bool value) {
+  float scale = 1;
+  if (kv.dtype == DType::kI8) std::memcpy(&scale, CacheScale(kv, blocks, head, position, value), sizeof scale);
+  return scale;
+}
+
+void StoreInt8(const KvTiles& kv, const float* row, const BlockId* blocks, uint32_t head, uint32_t position,
+               bool value) {
+  const KvScale scale = KvScaleOfRow(row, kv.head_dim);
+  std::memcpy(CacheScale(kv, blocks, head, position, value), &scale.scale, sizeof scale.scale);
+  for (uint32_t d = 0; d < kv.head_dim; ++d) {
+    *CacheElement(kv, blocks, head, position, d, value) = static_cast<std::byte>(KvInt8(row[d], scale.inverse));
+  }
 }
 
 void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
@@ -153,6 +179,12 @@ void KvWrite(const KvWriteParams& p, size_t begin, size_t end) {
       if (row < begin || row >= end) continue;
       const uint32_t position = span.first_position + r;
       for (uint32_t h = 0; h < p.kv.num_kv_heads; ++h) {
+        if (p.kv.dtype == DType::kI8) {
+          const size_t head = size_t{h} * p.kv.head_dim;
+          StoreInt8(p.kv, p.k + row * p.k_stride + head, span.blocks, h, position, false);
+          StoreInt8(p.kv, p.v + row * p.v_stride + head, span.blocks, h, position, true);
+          continue;
+        }
         for (uint32_t d = 0; d < p.kv.head_dim; ++d) {
           const size_t i = size_t{h} * p.kv.head_dim + d;
           StoreCache(p.kv, p.k[row * p.k_stride + i], CacheElement(p.kv, span.blocks, h, position, d, false));
@@ -178,13 +210,14 @@ void AttendOne(const KvTiles& kv, const BlockId* blocks, uint32_t kv_head, uint3
       for (uint32_t d = 0; d < kv.head_dim; ++d) {
         dot = std::fma(q[d], LoadCache(kv, CacheElement(kv, blocks, kv_head, first + t, d, false)), dot);
       }
-      weight[t] = dot * scale;
+      weight[t] = dot * ScaleOf(kv, blocks, kv_head, first + t, false) * scale;
       piece_best = piece_best > weight[t] ? piece_best : weight[t];
     }
     LaneSum sum;
     for (uint32_t t = 0; t < count; ++t) {
       weight[t] = ExpOf(weight[t] - piece_best);
       sum[t] += weight[t];
+      weight[t] *= ScaleOf(kv, blocks, kv_head, first + t, true);
     }
     const float piece_total = sum.Total();
     const float new_best = best > piece_best ? best : piece_best;

@@ -12,8 +12,13 @@
 namespace baton {
 
 const DTypeTraits& Traits(DType dtype) {
-  static constexpr std::array<DTypeTraits, 6> kTraits = {
-      {{"F32", 1, 4}, {"F16", 1, 2}, {"BF16", 1, 2}, {"Q8_0", 32, 34}, {"Q4_0", 32, 18}, {"Q4_1", 32, 20}}};
+  static constexpr std::array<DTypeTraits, 7> kTraits = {{{"F32", 1, 4},
+                                                          {"F16", 1, 2},
+                                                          {"BF16", 1, 2},
+                                                          {"Q8_0", 32, 34},
+                                                          {"Q4_0", 32, 18},
+                                                          {"Q4_1", 32, 20},
+                                                          {"INT8", 1, 1}}};
   return kTraits[static_cast<size_t>(dtype)];
 }
 
@@ -41,7 +46,8 @@ FinishReason FinishAt(const StopRules& stop, TokenId token, uint32_t index) {
 
 size_t KvLayout::TileBytes(uint32_t group) const {
   const KvGroup& g = groups[group];
-  return BytesOf(g.dtype, size_t{block_tokens} * g.head_dim);
+  const size_t scales = g.dtype == DType::kI8 ? size_t{block_tokens} * kKvScaleBytes : 0;
+  return BytesOf(g.dtype, size_t{block_tokens} * g.head_dim) + scales;
 }
 
 size_t KvLayout::BlockBytes(uint32_t group) const {
@@ -65,7 +71,8 @@ std::string KvLayout::Describe() const {
                     (tile == TileForm::kPairs ? "pair tiles" : "token-major tiles");
   for (const KvGroup& g : groups) {
     out += "; " + std::to_string(g.num_layers) + " layers x " + std::to_string(g.num_kv_heads) + " heads x " +
-           std::to_string(g.head_dim) + " " + std::string(Traits(g.dtype).name);
+           std::to_string(g.head_dim) + " " + std::string(Traits(g.dtype).name) +
+           (g.dtype == DType::kI8 ? " with a scale a head and token" : "");
   }
   return out;
 }
@@ -78,10 +85,12 @@ Status CanConvert(const KvLayout& from, const KvLayout& to) {
   };
   if (from.tile != to.tile) return refuse("no converter between tile forms");
   if (from.groups.size() != to.groups.size()) return refuse("unlike numbers of groups");
-  const auto plain = [](DType t) { return t == DType::kBF16 || t == DType::kF16 || t == DType::kF32; };
+  const auto known = [](DType t) {
+    return t == DType::kBF16 || t == DType::kF16 || t == DType::kF32 || t == DType::kI8;
+  };
   for (size_t g = 0; g < from.groups.size(); ++g) {
     KvGroup shape = from.groups[g];
-    if (shape.dtype != to.groups[g].dtype && (!plain(shape.dtype) || !plain(to.groups[g].dtype))) {
+    if (shape.dtype != to.groups[g].dtype && (!known(shape.dtype) || !known(to.groups[g].dtype))) {
       return refuse("no converter between element types");
     }
     shape.dtype = to.groups[g].dtype;

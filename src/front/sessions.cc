@@ -42,8 +42,8 @@ Status CheckLayout(const WorkerHello& h) {
                       "65536 are needed",
                       g.num_layers, g.num_kv_heads, g.head_dim));
     }
-    if (g.dtype != DType::kF32 && g.dtype != DType::kF16 && g.dtype != DType::kBF16) {
-      return FailedPreconditionError("hello: KV of a quantised type is not known here");
+    if (g.dtype != DType::kF32 && g.dtype != DType::kF16 && g.dtype != DType::kBF16 && g.dtype != DType::kI8) {
+      return FailedPreconditionError("hello: KV of a weight's quantised type is not known here");
     }
   }
   for (const uint32_t blocks : h.num_blocks) {

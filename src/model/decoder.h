@@ -39,7 +39,7 @@ struct DecoderDescription {
   uint64_t NumParameters() const;
 };
 
-// How this model's KV lies on a CPU: one group of all layers, pair tiles; bf16, or kF32 for the reference kernels.
+// How this model's KV lies on a CPU: one group of all layers, pair tiles.
 KvLayout MakeKvLayout(const DecoderDescription& decoder, uint32_t block_tokens, DType dtype = DType::kBF16);
 
 }  // namespace baton

@@ -170,8 +170,10 @@ KvLayout GetLayout(const wire::KvLayout& from, Checker* check) {
     group.num_layers = g.num_layers();
     group.num_kv_heads = g.num_kv_heads();
     group.head_dim = g.head_dim();
-    // Cached keys and values are plain numbers; quantised tiles have no form yet.
-    group.dtype = ToEnum(check, "layout.dtype", g.dtype(), DType::kBF16);
+    group.dtype = ToEnum(check, "layout.dtype", g.dtype(), DType::kI8);
+    if (group.dtype > DType::kBF16 && group.dtype != DType::kI8) {
+      check->Fail("layout.dtype", std::string(Traits(group.dtype).name) + " is a type of weights, not of a KV cache");
+    }
     for (uint32_t count : {group.num_layers, group.num_kv_heads, group.head_dim}) {
       check->AtLeast("layout.group", count, 1);
       check->AtMost("layout.group", count, 65536);

@@ -31,6 +31,7 @@ constexpr std::string_view kNumerics =
 std::string_view KvWords(DType dtype) {
   return dtype == DType::kBF16  ? "bf16 in pair tiles"
          : dtype == DType::kF16 ? "fp16 in pair tiles, at most 65504"
+         : dtype == DType::kI8  ? "int8 in pair tiles, a 17-bit scale a head and token"
                                 : "fp32 in pair tiles";
 }
 

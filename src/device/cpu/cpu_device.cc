@@ -85,8 +85,9 @@ Status CheckCpuKvLayout(const KvLayout& layout) {
                                    std::to_string(layout.block_tokens));
   }
   for (const KvGroup& group : layout.groups) {
-    if (group.dtype != DType::kBF16 && group.dtype != DType::kF16 && group.dtype != DType::kF32) {
-      return FailedPreconditionError("CPU kernels keep KV as bf16, fp16 or fp32: " + layout.Describe());
+    if (group.dtype != DType::kBF16 && group.dtype != DType::kF16 && group.dtype != DType::kF32 &&
+        group.dtype != DType::kI8) {
+      return FailedPreconditionError("CPU kernels keep KV as bf16, fp16, fp32 or int8: " + layout.Describe());
     }
     if (group.head_dim == 0 || group.head_dim % 2 != 0 || group.head_dim > kMaxHeadDim) {
       return FailedPreconditionError("head dimension " + std::to_string(group.head_dim) +

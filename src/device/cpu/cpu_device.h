@@ -49,7 +49,7 @@ class CpuDevice {
 };
 
 // One layer of `group`, whose pool's block 0 lies at `group_pool`. FAILED_PRECONDITION for a layout that the CPU
-// kernels do not read: they want bf16, fp16 or fp32, TileForm::kPairs, an even head_dim of at most 256.
+// kernels do not read: they want bf16, fp16, fp32 or int8, TileForm::kPairs, an even head_dim of at most 256.
 Status CheckCpuKvLayout(const KvLayout& layout);
 KvTiles MakeKvTiles(const KvLayout& layout, uint32_t group, uint32_t layer, std::byte* group_pool);
 

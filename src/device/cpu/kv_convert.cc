@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "baton/check.h"
+#include "baton/kernel_table.h"
 #include "kernels/formats.h"
 
 namespace baton {
@@ -23,6 +25,10 @@ struct Fp32 {
   float value;
   explicit operator float() const { return value; }
   static Fp32 From(float f) { return {f}; }
+};
+// Without its scale: copied as it is, never converted alone.
+struct Int8 {
+  int8_t value;
 };
 
 template <typename From, typename To>
@@ -77,6 +83,77 @@ void Page(const PageShape& s, bool value, const std::byte* from, uint32_t from_p
   }
 }
 
+// The scales of one page of an int8 tile.
+size_t ScaleOffset(const PageShape& s, uint32_t block_tokens, uint32_t page) {
+  return size_t{block_tokens} * s.dim + size_t{page} * kPageTokens * kKvScaleBytes;
+}
+
+void CopyInt8Page(const PageShape& s, bool value, const std::byte* from, uint32_t from_page, std::byte* to,
+                  uint32_t to_page) {
+  Page<Int8, Int8>(s, value, from, from_page, to, to_page);
+  const size_t bytes = size_t{s.valid} * kKvScaleBytes;
+  std::byte* scales = to + ScaleOffset(s, s.to_tokens, to_page);
+  std::memcpy(scales, from + ScaleOffset(s, s.from_tokens, from_page), bytes);
+  std::memset(scales + bytes, 0, kPageTokens * kKvScaleBytes - bytes);
+}
+
+// Where int8 becomes another type or another type int8, a page goes through its rows in fp32, since a scale is a row's.
+using Rows = float[kPageTokens][kMaxHeadDim];
+
+size_t ElementAt(const PageShape& s, bool value, uint32_t block_tokens, uint32_t token, uint32_t d) {
+  if (s.form == TileForm::kTokenMajor) return size_t{token} * s.dim + d;
+  return value ? (size_t{token / 2} * s.dim + d) * 2 + token % 2 : (size_t{d / 2} * block_tokens + token) * 2 + d % 2;
+}
+
+template <typename From>
+void ReadRows(const PageShape& s, bool value, const std::byte* tile, uint32_t page, Rows* rows) {
+  for (uint32_t t = 0; t < s.valid; ++t) {
+    float scale = 1;
+    if constexpr (std::is_same_v<From, Int8>) {
+      std::memcpy(&scale, tile + ScaleOffset(s, s.from_tokens, page) + size_t{t} * kKvScaleBytes, sizeof scale);
+    }
+    for (uint32_t d = 0; d < s.dim; ++d) {
+      From in;
+      std::memcpy(&in, tile + ElementAt(s, value, s.from_tokens, page * kPageTokens + t, d) * sizeof in, sizeof in);
+      if constexpr (std::is_same_v<From, Int8>) {
+        (*rows)[t][d] = static_cast<float>(in.value) * scale;
+      } else {
+        (*rows)[t][d] = static_cast<float>(in);
+      }
+    }
+  }
+  for (uint32_t t = s.valid; t < kPageTokens; ++t) std::fill_n((*rows)[t], s.dim, 0.0f);
+}
+
+template <typename To>
+void WriteRows(const PageShape& s, bool value, const Rows& rows, std::byte* tile, uint32_t page) {
+  for (uint32_t t = 0; t < kPageTokens; ++t) {
+    KvScale scale{};
+    if constexpr (std::is_same_v<To, Int8>) {
+      scale = KvScaleOfRow(rows[t], s.dim);
+      std::memcpy(tile + ScaleOffset(s, s.to_tokens, page) + size_t{t} * kKvScaleBytes, &scale.scale, kKvScaleBytes);
+    }
+    for (uint32_t d = 0; d < s.dim; ++d) {
+      To out;
+      if constexpr (std::is_same_v<To, Int8>) {
+        out.value = KvInt8(rows[t][d], scale.inverse);
+      } else {
+        out = To::From(rows[t][d]);
+      }
+      std::memcpy(tile + ElementAt(s, value, s.to_tokens, page * kPageTokens + t, d) * sizeof out, &out, sizeof out);
+    }
+  }
+}
+
+template <typename From, typename To>
+void PageByRows(const PageShape& s, bool value, const std::byte* from, uint32_t from_page, std::byte* to,
+                uint32_t to_page) {
+  BATON_CHECK(s.dim <= kMaxHeadDim, "a head dimension that no CPU layout has");
+  Rows rows;
+  ReadRows<From>(s, value, from, from_page, &rows);
+  WriteRows<To>(s, value, rows, to, to_page);
+}
+
 using PageFn = void (*)(const PageShape&, bool, const std::byte*, uint32_t, std::byte*, uint32_t);
 
 template <typename From>
@@ -88,6 +165,22 @@ PageFn PageTo(DType to) {
       return Page<From, Fp16>;
     case DType::kF32:
       return Page<From, Fp32>;
+    case DType::kI8:
+      return PageByRows<From, Int8>;
+    default:
+      return nullptr;
+  }
+}
+PageFn PageOfInt8To(DType to) {
+  switch (to) {
+    case DType::kBF16:
+      return PageByRows<Int8, Bf16>;
+    case DType::kF16:
+      return PageByRows<Int8, Fp16>;
+    case DType::kF32:
+      return PageByRows<Int8, Fp32>;
+    case DType::kI8:
+      return CopyInt8Page;
     default:
       return nullptr;
   }
@@ -100,6 +193,8 @@ PageFn PageBetween(DType from, DType to) {
       return PageTo<Fp16>(to);
     case DType::kF32:
       return PageTo<Fp32>(to);
+    case DType::kI8:
+      return PageOfInt8To(to);
     default:
       return nullptr;
   }

@@ -1,4 +1,5 @@
-// KV in one layout made into another: other block sizes (exact), other element types (rounded to the nearest).
+// KV in one layout made into another: other block sizes (exact), other element types (rounded to the nearest; int8 by
+// a scale per row).
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,10 @@ namespace baton {
 // A page of 16 tokens is the unit: it lies in one block on both sides. Where the types are equal, or the target's is
 // the wider (bf16 or fp16 -> fp32), values are kept exactly. Narrowing rounds to the nearest, ties to even: a relative
 // error of at most 2^-8 to bf16, 2^-11 to fp16 (2^-25 absolute below 2^-14); what fp16 cannot hold becomes +-65504, so
-// that one large value does not turn into an infinity. Slots from num_tokens on become zero.
+// that one large value does not turn into an infinity. To int8 a row (one head's K or V of one token) is quantised as
+// the kernels do (KvScale in kernels/formats.h): an error of at most (1 + 2^-14) / 254 of the row's largest magnitude.
+// From int8 an integer times its scale is exact in fp32 and then rounded as above. Slots from num_tokens on become
+// zero.
 struct KvConvertParams {
   const KvLayout* from = nullptr;
   const KvLayout* to = nullptr;

@@ -89,6 +89,7 @@ Status CheckParts(std::span<const TensorView> parts) {
                                   std::string(Traits(parts[0].dtype).name) + " with " +
                                   std::to_string(parts[0].shape[1]) + "; pack them apart");
     }
+    if (part.dtype == DType::kI8) return InvalidArgumentError(where + " is INT8, which is a type of the KV cache");
     const uint64_t k = part.shape[1];
     constexpr uint64_t kMost = uint64_t{1} << 30;
     if (part.shape[0] == 0 || k == 0 || part.shape[0] > kMost || k > kMost) {
@@ -165,6 +166,8 @@ StatusOr<PackedMatrix> PackedMatrix::PackInto(CpuPool& pool, std::span<const Ten
         case DType::kQ4_1:
           PackQuantised(view.dtype, panel_rows, view.k, panel);
           break;
+        case DType::kI8:
+          break;  // refused above
       }
     }
   });

@@ -173,20 +173,128 @@ TEST_P(AttentionOfFastTable, OfFp16AndFp32CachesWritesAndReadsWhatTheReferenceDo
   }
 }
 
-TEST_P(AttentionOfTable, GivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
+TEST_P(AttentionOfFastTable, OfAnInt8CacheWritesAndReadsWhatTheReferenceDoes) {
+  Rng rng(14);
+  const Scratch scratch;
+  const Heads shapes[] = {{9, 3, 64}, {1, 1, 2}, {7, 1, 82}, {4, 1, 256}, {24, 1, 34}, {14, 2, 32}};
+  const uint32_t sizes[] = {16, 32, 64, 128};
+  uint32_t i = 0;
+  for (const Heads& heads : shapes) {
+    const uint32_t block_tokens = sizes[i++ % 4];
+    Batch b = RandomBatch(rng, heads, {1, 127, 150, 2, 17});
+    const size_t width = size_t{heads.kv} * heads.dim;
+    std::fill_n(b.k.begin(), heads.dim, 0.0f);  // no scale
+    b.k[width * 3] = 1e30f;
+    b.v[width * 4 + 1] = -1e-30f;
+    std::fill_n(b.v.begin() + static_cast<ptrdiff_t>(width * 5), heads.dim, 1e-40f);
+    KvWorld expected = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths, DType::kI8);
+    KvWorld world = expected;
+    world.tiles.pool = world.pool.data();
+    WriteAll(kReferenceKernels, b, expected);
+    // In two ranges that part a pair of tokens.
+    const std::vector<RowSpan> spans = Spans(b, world);
+    const KvWriteParams p{
+        world.tiles, b.k.data(), width, b.v.data(), width, spans.data(), static_cast<uint32_t>(spans.size())};
+    GetParam()->kv_write(p, 4, b.rows);
+    GetParam()->kv_write(p, 0, 4);
+    ASSERT_EQ(expected.pool, world.pool) << block_tokens;
+    ASSERT_TRUE(SameBits(AttendAll(kReferenceKernels, b, expected, scratch), AttendAll(*GetParam(), b, world, scratch)))
+        << heads.query << "/" << heads.kv << " heads of " << heads.dim << ", blocks of " << block_tokens;
+  }
+}
+
+TEST_P(AttentionOfTable, OfAnInt8CacheIsThatOfTheRowsWithinHalfAStepOfTheirLargest) {
+  Rng rng(15);
+  const Scratch scratch;
+  const Heads heads{6, 2, 34};
+  Batch b = RandomBatch(rng, heads, {3, 300, 1});
+  for (size_t i = 0; i < b.k.size(); ++i) {  // rows of many sizes
+    const float size = std::ldexp(1.0f, static_cast<int>(i / heads.dim % 12) - 10);
+    b.k[i] *= size, b.v[i] *= size;
+  }
+  KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths, DType::kI8);
+  WriteAll(*GetParam(), b, world);
+  // The cache as it stands, read by position, in an fp32 one: attention over that differs by the order of roundings.
+  Batch read = b;
+  const size_t elements = size_t{32} * heads.dim;
+  uint32_t row = 0;
+  double worst = 0;
+  for (size_t s = 0; s < b.lengths.size(); ++s) {
+    for (uint32_t n = 0; n < b.lengths[s]; ++n, ++row) {
+      for (uint32_t h = 0; h < heads.kv; ++h) {
+        for (const bool value : {false, true}) {
+          const std::byte* tile = world.pool.data() + Index(world.blocks[s][n / 32]) * world.tiles.block_bytes +
+                                  (value ? world.tiles.v_offset : world.tiles.k_offset) + h * world.tiles.head_stride;
+          const uint32_t t = n % 32;
+          float scale;
+          std::memcpy(&scale, tile + elements + t * 4, 4);
+          const size_t at = (size_t{row} * heads.kv + h) * heads.dim;
+          const float* exact = (value ? b.v : b.k).data() + at;
+          float* out = (value ? read.v : read.k).data() + at;
+          double largest = 0;
+          for (uint32_t d = 0; d < heads.dim; ++d) largest = std::max(largest, std::abs(double{exact[d]}));
+          for (uint32_t d = 0; d < heads.dim; ++d) {
+            const size_t element =
+                value ? (size_t{t / 2} * heads.dim + d) * 2 + t % 2 : (size_t{d / 2} * 32 + t) * 2 + d % 2;
+            out[d] = static_cast<float>(static_cast<int8_t>(tile[element])) * scale;
+            worst = std::max(worst, std::abs(double{out[d]} - exact[d]) / largest * 254);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_LE(worst, 1 + 0x1p-14);
+  EXPECT_GT(worst, 0.9);
+  KvWorld plain = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths, DType::kF32);
+  WriteAll(*GetParam(), read, plain);
+  const std::vector<float> got = AttendAll(*GetParam(), b, world, scratch);
+  const std::vector<float> same = AttendAll(*GetParam(), read, plain, scratch);
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], same[i], 5e-5) << i;
+  // What was read is written again as the same bytes.
+  KvWorld again = world;
+  again.tiles.pool = again.pool.data();
+  WriteAll(*GetParam(), read, again);
+  EXPECT_EQ(again.pool, world.pool);
+}
+
+TEST_P(AttentionOfTable, OfAnInt8CacheARowWithANanOrAnInfinityReadsAsNanAndOneOfZerosAsZeros) {
+  Rng rng(16);
+  const Scratch scratch;
+  const Heads heads{2, 1, 16};
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    for (const bool value : {false, true}) {
+      Batch b = RandomBatch(rng, heads, {40});
+      (value ? b.v : b.k)[20 * 16 + 5] = bad;
+      KvWorld world = MakeKvWorld(rng, 1, 16, 32, b.lengths, DType::kI8);
+      WriteAll(*GetParam(), b, world);
+      const std::vector<float> out = AttendAll(*GetParam(), b, world, scratch);
+      for (uint32_t row = 0; row < 40; ++row) {
+        for (uint32_t i = 0; i < 32; ++i) ASSERT_EQ(std::isnan(out[row * 32 + i]), row >= 20) << row;
+      }
+    }
+  }
+  Batch zeros = RandomBatch(rng, heads, {40});
+  std::fill(zeros.v.begin(), zeros.v.end(), 0.0f);
+  KvWorld world = MakeKvWorld(rng, 1, 16, 32, zeros.lengths, DType::kI8);
+  WriteAll(*GetParam(), zeros, world);
+  for (const float x : AttendAll(*GetParam(), zeros, world, scratch)) ASSERT_EQ(x, 0.0f);
+}
+
+// Chunks, splits, block sizes: of bf16 as it ships, and of int8, whose scales are looked up by the same places.
+void GivesTheSameBitsInAnyCut(const KernelTable& table, DType dtype, const std::vector<Heads>& shapes) {
   Rng rng(4);
   const Scratch scratch;
-  for (const Heads heads : {Heads{9, 3, 64}, Heads{4, 1, 48}}) {
-    const uint32_t length = GetParam() == &kReferenceKernels ? 150 : 391;
+  for (const Heads& heads : shapes) {
+    const uint32_t length = &table == &kReferenceKernels ? 150 : 391;
     const Batch b = RandomBatch(rng, heads, {length});
-    KvWorld whole_world = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths);
-    WriteAll(*GetParam(), b, whole_world);
-    const std::vector<float> whole = AttendAll(*GetParam(), b, whole_world, scratch);
+    KvWorld whole_world = MakeKvWorld(rng, heads.kv, heads.dim, 32, b.lengths, dtype);
+    WriteAll(table, b, whole_world);
+    const std::vector<float> whole = AttendAll(table, b, whole_world, scratch);
     const size_t width = size_t{heads.query} * heads.dim;
     for (const uint32_t chunk : {1u, 16u, 64u, 200u}) {
       for (const uint32_t block_tokens : {16u, 128u}) {
-        KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths);
-        WriteAll(*GetParam(), b, world);
+        KvWorld world = MakeKvWorld(rng, heads.kv, heads.dim, block_tokens, b.lengths, dtype);
+        WriteAll(table, b, world);
         std::vector<float> out(b.q.size(), NAN);
         for (uint32_t first = 0; first < length; first += chunk) {
           const uint32_t count = std::min(chunk, length - first);
@@ -197,7 +305,7 @@ TEST_P(AttentionOfTable, GivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
           const size_t items = size_t{heads.kv} * count;
           for (size_t begin = 0; begin < items;) {
             const size_t end = std::min<size_t>(items, begin + 1 + rng.Below(60));
-            GetParam()->attention(p, begin, end, scratch.get());
+            table.attention(p, begin, end, scratch.get());
             begin = end;
           }
         }
@@ -205,6 +313,13 @@ TEST_P(AttentionOfTable, GivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
       }
     }
   }
+}
+
+TEST_P(AttentionOfTable, GivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
+  GivesTheSameBitsInAnyCut(*GetParam(), DType::kBF16, {{9, 3, 64}, {4, 1, 48}});
+}
+TEST_P(AttentionOfTable, OfAnInt8CacheGivesTheSameBitsInChunksInAnySplitAndInAnyBlockSize) {
+  GivesTheSameBitsInAnyCut(*GetParam(), DType::kI8, {{9, 3, 64}});
 }
 
 TEST_P(AttentionOfTable, GivesASequenceTheSameBitsAloneAndInABatch) {

@@ -71,6 +71,11 @@ simde__m512i Widen(simde__m128i v) {
   for (int i = 0; i < 16; ++i) out.x[i] = bytes[i];
   return Bits<simde__m512i>(out);
 }
+inline simde__m512i ShiftRight(simde__m512i v, int count) {
+  auto lanes = Bits<Ints16>(v);
+  for (int32_t& x : lanes.x) x >>= count;
+  return Bits<simde__m512i>(lanes);
+}
 inline simde__m512 ToFloat(simde__m512i v) {
   const auto lanes = Bits<Ints16>(v);
   return FloatLanes([&](int i) { return static_cast<float>(lanes.x[i]); });
@@ -87,6 +92,7 @@ inline simde__m512 ToFloat(simde__m512i v) {
 #define _mm512_cvtph_ps ::baton::testing::FromHalf
 #define _mm512_cvtepi8_epi32 ::baton::testing::Widen<int8_t>
 #define _mm512_cvtepu8_epi32 ::baton::testing::Widen<uint8_t>
+#define _mm512_srai_epi32 ::baton::testing::ShiftRight
 #define _mm512_cvtepi32_ps ::baton::testing::ToFloat
 
 #include "kernels/cpu/lanes_avx512.h"

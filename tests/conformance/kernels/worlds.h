@@ -99,7 +99,8 @@ inline KvWorld MakeKvWorld(Rng& rng, uint32_t kv_heads, uint32_t head_dim, uint3
   t.num_kv_heads = kv_heads;
   t.head_dim = head_dim;
   t.dtype = dtype;
-  const size_t tile = BytesOf(dtype, size_t{block_tokens} * head_dim);
+  const size_t scales = dtype == DType::kI8 ? block_tokens * kKvScaleBytes : 0;
+  const size_t tile = BytesOf(dtype, size_t{block_tokens} * head_dim) + scales;
   constexpr size_t kLayers = 2;  // ours is the second
   t.k_offset = 2 * tile;
   t.v_offset = 3 * tile;
@@ -118,10 +119,11 @@ inline KvWorld MakeKvWorld(Rng& rng, uint32_t kv_heads, uint32_t head_dim, uint3
     next += count;
   }
   world.pool.resize(total * t.block_bytes);
-  for (size_t i = 0; i < world.pool.size(); i += dtype == DType::kF32 ? 4 : 2) {
+  // Of int8 every byte is a finite integer, and these are finite as scales too.
+  for (size_t i = 0; i < world.pool.size(); i += dtype == DType::kF32 || dtype == DType::kI8 ? 4 : 2) {
     const float garbage = Uniform(rng) * 1e30f;
     const uint16_t narrow = dtype == DType::kF16 ? FloatToFp16(garbage) : FloatToBf16(garbage);
-    if (dtype == DType::kF32) {
+    if (dtype == DType::kF32 || dtype == DType::kI8) {
       std::memcpy(&world.pool[i], &garbage, 4);
     } else {
       std::memcpy(&world.pool[i], &narrow, 2);

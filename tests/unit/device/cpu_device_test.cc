@@ -173,7 +173,7 @@ TEST(CpuDevice, RefusesKvLayoutsThatItsKernelsDoNotRead) {
   other = layout;
   other.groups[0].dtype = DType::kQ8_0;
   EXPECT_TRUE(refused(other));
-  for (const DType dtype : {DType::kF16, DType::kF32}) {
+  for (const DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
     other.groups[0].dtype = dtype;
     EXPECT_TRUE(CheckCpuKvLayout(other).ok());
   }

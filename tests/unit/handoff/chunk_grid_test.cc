@@ -9,18 +9,23 @@
 namespace baton {
 namespace {
 
-KvLayout Layout(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block_tokens) {
+KvLayout Layout(uint32_t layers, uint32_t heads, uint32_t dim, uint32_t block_tokens, DType dtype = DType::kBF16) {
   KvLayout layout;
   layout.block_tokens = block_tokens;
-  layout.groups.push_back({KvKind::kFull, layers, heads, dim, DType::kBF16});
+  layout.groups.push_back({KvKind::kFull, layers, heads, dim, dtype});
   return layout;
+}
+
+DType AnyType(Rng* rng) {
+  constexpr DType kTypes[] = {DType::kBF16, DType::kF16, DType::kF32, DType::kI8};
+  return kTypes[rng->Below(4)];
 }
 
 // FF-030
 TEST(ChunkGridTest, EveryByteOfEveryMovingBlockIsCopiedExactlyOnce) {
   Rng rng(1);
   for (int round = 0; round < 300; ++round) {
-    KvLayout layout = Layout(1 + rng.Below(40), 1 + rng.Below(4), 8, 16);
+    KvLayout layout = Layout(1 + rng.Below(40), 1 + rng.Below(4), 8, 16, AnyType(&rng));
     if (rng.Chance(0.3)) layout.groups.push_back({KvKind::kFull, 1 + static_cast<uint32_t>(rng.Below(9)), 2, 4});
     std::vector<uint32_t> moving;
     std::vector<std::vector<BlockId>> source;
@@ -116,8 +121,8 @@ TEST(ChunkGridTest, StagedCopiesCoverEveryByteOnceAndAreMerged) {
     Rng rng(seed);
     constexpr uint32_t kSizes[] = {16, 32, 64, 128};
     const auto layers = static_cast<uint32_t>(1 + rng.Below(12)), heads = static_cast<uint32_t>(1 + rng.Below(4));
-    const KvLayout writer = Layout(layers, heads, 2, kSizes[rng.Below(4)]);
-    const KvLayout reader = Layout(layers, heads, 2, kSizes[rng.Below(4)]);
+    const KvLayout writer = Layout(layers, heads, 2, kSizes[rng.Below(4)], AnyType(&rng));
+    const KvLayout reader = Layout(layers, heads, 2, kSizes[rng.Below(4)], AnyType(&rng));
     const StagingMap staging(writer, 0, reader.BlockBytes(0));
     if (!staging.fits()) continue;
     const auto tokens = static_cast<uint32_t>(1 + rng.Below(600));

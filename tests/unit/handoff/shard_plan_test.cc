@@ -11,10 +11,10 @@
 namespace baton {
 namespace {
 
-KvLayout Layout(uint32_t layers, uint32_t heads) {
+KvLayout Layout(uint32_t layers, uint32_t heads, DType dtype = DType::kF32) {
   KvLayout layout;
   layout.block_tokens = 16;
-  layout.groups.push_back({KvKind::kFull, layers, heads, 2, DType::kF32});
+  layout.groups.push_back({KvKind::kFull, layers, heads, 2, dtype});
   return layout;
 }
 
@@ -47,7 +47,7 @@ TEST(ShardPlanTest, EveryByteOfEveryRankComesOnceWhateverTheWidths) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     Rng rng(seed);
     const auto heads = static_cast<uint32_t>(1 + rng.Below(12)), layers = static_cast<uint32_t>(1 + rng.Below(9));
-    const KvLayout whole = Layout(layers, heads);
+    const KvLayout whole = Layout(layers, heads, rng.Chance(0.5) ? DType::kF32 : DType::kI8);
     const auto width = [&] {
       return ParallelWidth{static_cast<uint32_t>(1 + rng.Below(16)),
                            static_cast<uint32_t>(1 + rng.Below(std::min(layers, 4u)))};

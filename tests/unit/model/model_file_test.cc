@@ -232,6 +232,30 @@ TEST(MemoryPlan, FitsTheBudgetAndSaysSoInWords) {
   }
 }
 
+// A head of 64: 64 bytes and a scale of 4 instead of 128.
+TEST(MemoryPlan, OfAnInt8CacheCountsItsScalesAndNothingElse) {
+  DecoderDescription d;
+  d.num_layers = 30, d.num_kv_heads = 3, d.head_dim = 64;
+  for (const uint32_t block_tokens : {16u, 128u}) {
+    const KvLayout layout = MakeKvLayout(d, block_tokens, DType::kI8);
+    EXPECT_EQ(layout.BytesPerToken(), 30u * 3 * 2 * (64 + 4));
+    EXPECT_EQ(layout.BlockBytes(0), layout.BytesPerToken() * block_tokens);
+    EXPECT_EQ(layout.TileOffset(0, 1, 2, true), (30u + 2) * 2 * layout.TileBytes(0) + layout.TileBytes(0));
+  }
+  EXPECT_EQ(MakeKvLayout(d, 16).BytesPerToken(), 30u * 3 * 2 * 128);
+  EXPECT_THAT(MakeKvLayout(d, 16, DType::kI8).Describe(), HasSubstr("64 INT8 with a scale a head and token"));
+
+  auto file = ModelFile::Open(kTiny + "tiny-f32.gguf");
+  ASSERT_TRUE(file.ok());
+  const auto plan = PlanMemory(**file, {.budget_bytes = uint64_t{1} << 30,
+                                        .available_bytes = uint64_t{1} << 40,
+                                        .kv_tokens = 1024,
+                                        .kv_dtype = DType::kI8});
+  ASSERT_TRUE(plan.ok()) << plan.status().message();
+  EXPECT_EQ(plan->kv_tokens, 1024u);
+  EXPECT_EQ(plan->pool.total_bytes, (1024 * plan->layout.BytesPerToken() + 4095) / 4096 * 4096);
+}
+
 TEST(MemoryPlan, WhatCannotFitIsRefusedWithTheNumbers) {
   auto file = ModelFile::Open(kTiny + "tiny-q4_1.gguf");
   ASSERT_TRUE(file.ok());

@@ -195,8 +195,12 @@ TEST(LinkCodec, ALayoutThatOverflowsItsArithmeticIsRefused) {
   wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_num_layers(0xffffffffu);
   EXPECT_FALSE(Decode(wire).ok());
   wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_num_layers(30);
-  wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_dtype(4);  // a quantised cache has no form
+  wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_dtype(4);  // a type of weights
   EXPECT_FALSE(Decode(wire).ok());
+  wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_dtype(7);
+  EXPECT_FALSE(Decode(wire).ok());
+  wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_dtype(6);  // int8 with its scales
+  EXPECT_TRUE(Decode(wire).ok());
   wire.mutable_hello()->mutable_layout()->mutable_groups(0)->set_dtype(2);
   wire.mutable_hello()->add_num_blocks(7);  // more numbers than groups
   EXPECT_FALSE(Decode(wire).ok());

@@ -202,7 +202,10 @@ class Filler {
     Fill(message);
     s = Status(code, std::move(message));
   }
-  void Fill(DType& d) { d = static_cast<DType>(rng_.Below(3)); }
+  void Fill(DType& d) {
+    const uint64_t n = rng_.Below(4);
+    d = n == 3 ? DType::kI8 : static_cast<DType>(n);
+  }
   void Fill(KvKind& k) { k = KvKind::kFull; }
   void Fill(TileForm& t) { t = static_cast<TileForm>(rng_.Below(2)); }
   void Fill(FinishReason& r) { r = static_cast<FinishReason>(rng_.Below(3)); }
