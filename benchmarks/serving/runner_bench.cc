@@ -1,5 +1,6 @@
 // Prefill and decode speed of the CPU runner alone, with no server around it:
 //   runner_bench MODEL [--threads 1,2] [--kernels auto] [--prompt 512] [--decode 64] [--streams 1,8] [--repeat 5]
+//     [--kv-dtype bf16,int8]
 // Prompts are token ids from a fixed generator. Prints medians over the repetitions.
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +16,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string model, kernels = "auto", threads = "1,2", streams = "1";
+  std::string model, kernels = "auto", threads = "1,2", streams = "1", kv_dtypes = "bf16";
   uint32_t prompt = 512, decode = 64, repeat = 5;
 };
 
@@ -23,6 +24,22 @@ std::vector<uint32_t> Numbers(const std::string& list) {
   std::vector<uint32_t> out;
   std::istringstream in(list);
   for (std::string item; std::getline(in, item, ',');) out.push_back(static_cast<uint32_t>(std::stoul(item)));
+  return out;
+}
+
+struct NamedType {
+  std::string name;
+  DType dtype;
+};
+std::vector<NamedType> Types(const std::string& list) {
+  const NamedType all[] = {{"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}, {"int8", DType::kI8}};
+  std::vector<NamedType> out;
+  std::istringstream in(list);
+  for (std::string item; std::getline(in, item, ',');) {
+    for (const NamedType& type : all) {
+      if (type.name == item) out.push_back(type);
+    }
+  }
   return out;
 }
 
@@ -40,10 +57,11 @@ std::vector<TokenId> RandomPrompt(uint32_t length, uint32_t vocab, uint64_t seed
   return out;
 }
 
-void Measure(const Arguments& a, int threads, uint32_t streams) {
+void Measure(const Arguments& a, const NamedType& type, int threads, uint32_t streams) {
   HarnessOptions options;
   options.threads = threads;
   options.kernels = a.kernels;
+  options.kv_dtype = type.dtype;
   options.keep_logits = false;
   options.kv_tokens = streams * (a.prompt + a.decode + 64);
   options.max_step_tokens = std::max(512u, streams);
@@ -67,8 +85,8 @@ void Measure(const Arguments& a, int threads, uint32_t streams) {
     decode.push_back(streams * a.decode / Since(decode_start));
     for (TestSequence& s : sequences) harness.Free(&s);
   }
-  std::printf("threads %d, streams %u: prefill %u %8.1f tok/s, decode %u %8.1f tok/s\n", threads, streams, a.prompt,
-              Median(prefill), a.decode, Median(decode));
+  std::printf("threads %d, streams %u, KV %s: prefill %u %8.1f tok/s, decode %u %8.1f tok/s\n", threads, streams,
+              type.name.c_str(), a.prompt, Median(prefill), a.decode, Median(decode));
   std::fflush(stdout);
 }
 
@@ -81,7 +99,7 @@ int main(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr,
                  "usage: %s MODEL [--threads 1,2] [--kernels auto] [--prompt 512] [--decode 64] "
-                 "[--streams 1] [--repeat 5]\n",
+                 "[--streams 1] [--repeat 5] [--kv-dtype bf16,fp16,fp32,int8]\n",
                  argv[0]);
     return 2;
   }
@@ -92,6 +110,8 @@ int main(int argc, char** argv) {
       a.threads = value;
     else if (flag == "--kernels")
       a.kernels = value;
+    else if (flag == "--kv-dtype")
+      a.kv_dtypes = value;
     else if (flag == "--streams")
       a.streams = value;
     else if (flag == "--prompt")
@@ -106,7 +126,9 @@ int main(int argc, char** argv) {
     }
   }
   for (const uint32_t threads : Numbers(a.threads)) {
-    for (const uint32_t streams : Numbers(a.streams)) Measure(a, static_cast<int>(threads), streams);
+    for (const uint32_t streams : Numbers(a.streams)) {
+      for (const NamedType& type : Types(a.kv_dtypes)) Measure(a, type, static_cast<int>(threads), streams);
+    }
   }
   return 0;
 }

@@ -20,7 +20,7 @@ constexpr double kShareOfSharedMemory = 0.8;
 
 DType KvDType(const Settings& settings) {
   const std::string& name = settings.Text("kv-dtype");
-  return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : DType::kBF16;
+  return name == "fp32" ? DType::kF32 : name == "fp16" ? DType::kF16 : name == "int8" ? DType::kI8 : DType::kBF16;
 }
 
 }  // namespace

@@ -11,10 +11,10 @@ constexpr uint32_t kBlockTokens = 32;
 constexpr int64_t kAnswer = 24;
 const std::vector<size_t> kLengths = {1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129};
 
-uint64_t BlockBytes(const std::string& model) {
+uint64_t BlockBytes(const std::string& model, DType dtype = DType::kBF16) {
   auto file = ModelFile::Open(model);
   BATON_CHECK(file.ok(), file.status().message());
-  return MakeKvLayout((*file)->decoder(), kBlockTokens).BlockBytes(0);
+  return MakeKvLayout((*file)->decoder(), kBlockTokens, dtype).BlockBytes(0);
 }
 
 // Answers of one process that does everything, by prompt length.
@@ -157,38 +157,98 @@ ClientRequest Question(const std::string& text) {
   return request;
 }
 
-// Processes that were started by hand with blocks of their own: the router pairs them, the decode worker converts.
-TEST(UnlikeBlocksTest, AWriterOf64AndAReaderOf16TokensABlockGiveTheAnswersOfOneWorker) {
-  const auto& expected = UnifiedAnswers();
-  ScratchFolder folder;
-  const std::string state = folder.path() + "/state";
-  Process router(folder, {BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
-  const size_t at = router.WaitForOut("listening on ", kStartLimit);
-  ASSERT_NE(at, std::string::npos) << router.err();
-  std::string address = router.out().substr(at + 13);
-  address = address.substr(0, address.find('\n'));
-  std::vector<std::unique_ptr<Process>> workers;
-  for (const auto& [role, block_tokens] : {std::pair("prefill", "64"), std::pair("decode", "16")}) {
-    workers.push_back(std::make_unique<Process>(
-        folder, std::vector<std::string>{BATON_BINARY, role, TinyModel(), "--router", address, "--state-dir", state,
-                                         "--kv-memory", "16MiB", "--block-tokens", block_tokens}));
-    ASSERT_NE(router.WaitForOut(std::string(role) + "-0 joined", kStartLimit), std::string::npos) << router.out();
+// A router and two workers that were started by hand with KV layouts of their own: the router pairs them, the decode
+// worker converts.
+class ByHand {
+ public:
+  using Flags = std::vector<std::string>;
+  ByHand(const Flags& prefill, const Flags& decode) {
+    const std::string state = folder_.path() + "/state";
+    router_ = std::make_unique<Process>(
+        folder_, Flags{BATON_BINARY, "router", TinyModel(), "--listen", "127.0.0.1:0", "--state-dir", state});
+    const size_t at = router_->WaitForOut("listening on ", kStartLimit);
+    BATON_CHECK(at != std::string::npos, router_->err());
+    address_ = router_->out().substr(at + 13);
+    address_ = address_.substr(0, address_.find('\n'));
+    for (const auto& [role, flags] : {std::pair("prefill", prefill), std::pair("decode", decode)}) {
+      Flags all = {BATON_BINARY, role, TinyModel(), "--router", address_, "--state-dir", state, "--kv-memory", "16MiB"};
+      all.insert(all.end(), flags.begin(), flags.end());
+      workers_.push_back(std::make_unique<Process>(folder_, all));
+      const size_t joined = router_->WaitForOut(std::string(role) + "-0 joined", kStartLimit);
+      BATON_CHECK(joined != std::string::npos, router_->out() + workers_.back()->err());
+    }
+    client_ = InferenceClient::Create({.address = address_, .in_process = nullptr});
   }
-  const auto client = InferenceClient::Create({.address = address, .in_process = nullptr});
-  for (size_t i = 0; i < kLengths.size(); ++i) {
-    ClientRequest request = GreedyIds(RandomPrompt(kLengths[i], kLengths[i]), kAnswer);
+  Answer AskBoth(size_t length) {
+    ClientRequest request = GreedyIds(RandomPrompt(length, length), kAnswer);
     request.placement = PlacementHint::kDisaggregated;
-    const Answer answer = Ask(client.get(), request);
+    Answer answer = Ask(client_.get(), request);
     EXPECT_TRUE(answer.ok()) << answer.result.status.ToString();
-    EXPECT_EQ(answer.ids, expected[i]) << kLengths[i] << " tokens";
     EXPECT_TRUE(answer.done.timings.disaggregated);
+    return answer;
   }
-  for (auto& worker : workers) {
-    worker->Signal(SIGTERM);
-    EXPECT_EQ(worker->Wait(kStopLimit), 0) << worker->err();
+  void StopInOrder() {
+    for (auto& worker : workers_) {
+      worker->Signal(SIGTERM);
+      EXPECT_EQ(worker->Wait(kStopLimit), 0) << worker->err();
+    }
+    router_->Signal(SIGTERM);
+    EXPECT_EQ(router_->Wait(kStopLimit), 0) << router_->err();
   }
-  router.Signal(SIGTERM);
-  EXPECT_EQ(router.Wait(kStopLimit), 0) << router.err();
+
+ private:
+  ScratchFolder folder_;
+  std::unique_ptr<Process> router_;
+  std::string address_;
+  std::vector<std::unique_ptr<Process>> workers_;
+  std::unique_ptr<InferenceClient> client_;
+};
+
+TEST(UnlikeLayoutsTest, AWriterOf64AndAReaderOf16TokensABlockGiveTheAnswersOfOneWorker) {
+  const auto& expected = UnifiedAnswers();
+  ByHand pair({"--block-tokens", "64"}, {"--block-tokens", "16"});
+  for (size_t i = 0; i < kLengths.size(); ++i) {
+    EXPECT_EQ(pair.AskBoth(kLengths[i]).ids, expected[i]) << kLengths[i] << " tokens";
+  }
+  pair.StopInOrder();
+}
+
+TEST(UnlikeLayoutsTest, AWriterOfBf16HandsItsPromptToAReaderOfInt8) {
+  const auto& bf16 = UnifiedAnswers();
+  ByHand pair({"--kv-dtype", "bf16"}, {"--kv-dtype", "int8"});
+  const uint64_t block_bytes = BlockBytes(TinyModel());
+  for (const size_t i : {5, 11, 14}) {
+    const Answer answer = pair.AskBoth(kLengths[i]);
+    const Answer again = pair.AskBoth(kLengths[i]);
+    EXPECT_EQ(answer.ids.size(), static_cast<size_t>(kAnswer));
+    EXPECT_EQ(answer.ids[0], bf16[i][0]) << "the writer's token";
+    EXPECT_EQ(answer.ids, again.ids);
+    const uint64_t blocks = (kLengths[i] + kBlockTokens - 1) / kBlockTokens;
+    EXPECT_EQ(answer.done.timings.prefill.transfer_bytes, blocks * block_bytes) << "bf16 moves";
+  }
+  pair.StopInOrder();
+}
+
+TEST(Int8CacheTest, TwoProcessesGiveTheAnswersOfOne) {
+  std::vector<std::vector<TokenId>> expected;
+  for (const bool split : {false, true}) {
+    Cluster cluster({.prefill = split ? 1 : 0, .decode = split ? 1 : 0, .more = {"--kv-dtype", "int8"}});
+    const auto client = cluster.Client();
+    for (const size_t length : {1, 33, 129}) {
+      ClientRequest request = GreedyIds(RandomPrompt(length, length), kAnswer);
+      request.placement = split ? PlacementHint::kDisaggregated : PlacementHint::kAuto;
+      const Answer answer = Ask(client.get(), request);
+      ASSERT_TRUE(answer.ok()) << answer.result.status.ToString();
+      if (!split) {
+        expected.push_back(answer.ids);
+        continue;
+      }
+      EXPECT_EQ(answer.ids, expected[length == 1 ? 0 : length == 33 ? 1 : 2]) << length << " tokens";
+      EXPECT_EQ(answer.done.timings.prefill.transfer_bytes,
+                (length + kBlockTokens - 1) / kBlockTokens * BlockBytes(TinyModel(), DType::kI8));
+    }
+    cluster.StopInOrder();
+  }
 }
 
 TEST(RealModelTest, TheCapitalOfFranceIsParisOnOneWorkerAndOnTwo) {

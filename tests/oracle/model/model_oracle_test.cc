@@ -182,8 +182,8 @@ struct Agreement {
   }
 };
 
-TEST(ModelOracle, TheFastestKernelsBeatTheOraclesOwnBf16OverTwoThousandPositions) {
-  SKIP_WITHOUT_MODEL(path);
+// Over every golden position, with K and V kept as `dtype`; the oracle keeps them in fp32.
+Agreement OverGoldenPositions(const std::string& path, DType dtype) {
   const json positions = ReadJson("positions.json");
   const auto records = ReadArray<Position>("positions.bin");
   const auto subset = positions["subset_ids"].get<std::vector<size_t>>();
@@ -191,6 +191,7 @@ TEST(ModelOracle, TheFastestKernelsBeatTheOraclesOwnBf16OverTwoThousandPositions
   options.threads = 2;
   options.all_rows = true;
   options.max_step_tokens = 1024;
+  options.kv_dtype = dtype;
   RunnerHarness harness(path, options);
   Agreement total;
   for (const json& segment : positions["segments"]) {
@@ -204,15 +205,35 @@ TEST(ModelOracle, TheFastestKernelsBeatTheOraclesOwnBf16OverTwoThousandPositions
     harness.Free(&s);
     harness.ClearLogits();
   }
+  const auto n = static_cast<double>(total.positions);
+  std::printf(
+      "%zu positions, KV %s: cosine %.6f, top-1 %.2f %%, where decided %zu of %zu, log-likelihood %.5f against "
+      "%.5f\n",
+      total.positions, Traits(dtype).name.data(), total.cosine / n, 100.0 * static_cast<double>(total.same) / n,
+      total.same_where_decided, total.decided, -total.nll / n, -total.oracle_nll / n);
+  return total;
+}
+
+TEST(ModelOracle, TheFastestKernelsBeatTheOraclesOwnBf16OverTwoThousandPositions) {
+  SKIP_WITHOUT_MODEL(path);
+  const Agreement total = OverGoldenPositions(path, DType::kBF16);
   ASSERT_GE(total.positions, 2000u);
   const auto n = static_cast<double>(total.positions);
-  std::printf("%zu positions: cosine %.6f, top-1 %.2f %%, where decided %zu of %zu, log-likelihood %.5f against %.5f\n",
-              total.positions, total.cosine / n, 100.0 * static_cast<double>(total.same) / n, total.same_where_decided,
-              total.decided, -total.nll / n, -total.oracle_nll / n);
   EXPECT_GE(total.cosine / n, 0.9998);
   EXPECT_GE(static_cast<double>(total.same) / n, 0.975);
   EXPECT_EQ(total.same_where_decided, total.decided);
   EXPECT_NEAR(total.nll / total.oracle_nll, 1, 0.0005);
+}
+
+TEST(ModelOracle, AnInt8CacheAnswersAsAnFp32OneOverTwoThousandPositionsButForNearTies) {
+  SKIP_WITHOUT_MODEL(path);
+  const Agreement total = OverGoldenPositions(path, DType::kI8);
+  ASSERT_GE(total.positions, 2000u);
+  const auto n = static_cast<double>(total.positions);
+  EXPECT_GE(total.cosine / n, 0.9997);
+  EXPECT_GE(static_cast<double>(total.same) / n, 0.98);
+  EXPECT_EQ(total.same_where_decided, total.decided);
+  EXPECT_NEAR(total.nll / total.oracle_nll, 1, 0.001);
 }
 
 }  // namespace
