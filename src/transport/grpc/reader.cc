@@ -64,7 +64,9 @@ Status GrpcReader::OnHello(Link& link, std::span<const std::byte> header) {
   const auto hello = LinkHello::Parse(header);
   if (!hello || hello->writer.name.empty() || hello->mode != TransferMode::kReceiverPosted) return Malformed("hello");
   BATON_ASSIGN_OR_RETURN(const auto proven, streams_->Proven(link.stream));
-  if (proven && (proven->name != hello->writer.name || !proven->may().prefill)) {
+  // A worker of any role: prefill workers hand off, and whoever decodes may migrate what runs there.
+  const bool writes = !proven || proven->may().prefill || proven->may().decode;
+  if (proven && (proven->name != hello->writer.name || !writes)) {
     return Status(Code::kPermissionDenied, "writer " + hello->writer.name +
                                                " is expected, but the certificate is that of " +
                                                std::string(RoleName(proven->role)) + " " + proven->name);

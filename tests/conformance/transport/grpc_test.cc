@@ -47,9 +47,11 @@ Status OpenStatus(TlsPems writer_tls, TlsPems reader_tls) {
   return status;
 }
 
-TEST(GrpcCertificateTest, OnlyAWriterMayWriteAndOnlyToTheReaderThatItMeans) {
+TEST(GrpcCertificateTest, OnlyAWorkerMayWriteAndOnlyToTheReaderThatItMeans) {
   using Role = CertifiedRole;
-  EXPECT_TRUE(OpenStatus(CredentialsOf("p", Role::kPrefill), CredentialsOf("d", Role::kDecode)).ok());
+  for (const Role writes : {Role::kPrefill, Role::kDecode, Role::kUnified}) {  // a decode worker migrates
+    EXPECT_TRUE(OpenStatus(CredentialsOf("p", writes), CredentialsOf("d", Role::kDecode)).ok()) << RoleName(writes);
+  }
   struct Case {
     TlsPems writer, reader;
     std::string words;  // of the refusal
@@ -58,8 +60,7 @@ TEST(GrpcCertificateTest, OnlyAWriterMayWriteAndOnlyToTheReaderThatItMeans) {
   const TlsPems p = CredentialsOf("p", Role::kPrefill), d = CredentialsOf("d", Role::kDecode);
   const Case cases[] = {
       {CredentialsOf("p2", Role::kPrefill), d, "writer p is expected, but the certificate is that of prefill p2"},
-      {CredentialsOf("p", Role::kDecode), d, "writer p is expected, but the certificate is that of decode p"},
-      {CredentialsOf("p", Role::kRouter), d, "writer p is expected"},
+      {CredentialsOf("p", Role::kRouter), d, "writer p is expected, but the certificate is that of router p"},
       {p, CredentialsOf("d", Role::kPrefill), "decode worker d is expected, but the certificate is that of prefill d"},
       {p, CredentialsOf("d2", Role::kDecode), ""},
       {p, other.Issue(Role::kDecode, "d"), ""},
