@@ -10,6 +10,7 @@
 #include "baton/kv_layout.h"
 #include "baton/kv_transport.h"
 #include "baton/metric.h"
+#include "baton/protocol.h"
 #include "baton/request.h"
 #include "baton/status.h"
 
@@ -47,8 +48,8 @@ struct WorkerHello {
   uint32_t max_context_tokens = 0;
   uint32_t submit_credits = 0;  // new commands that may be outstanding (not yet ended) at once
   bool draining = false;
-  bool migrates = false;  // it knows MigrateCommand, and EXTEND
-  RoleMask may;           // never sent: the most that its certificate allows, as the receiver read it
+  uint32_t protocol = kProtocol;  // the highest it speaks
+  RoleMask may;                   // never sent: the most that its certificate allows, as the receiver read it
 };
 
 struct TokenEvent {

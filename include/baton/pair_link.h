@@ -10,12 +10,13 @@
 
 #include "baton/front_link.h"
 #include "baton/kv_transport.h"
+#include "baton/protocol.h"
 
 namespace baton {
 
 // ---- writer -> reader -------------------------------------------------------------------------
 struct PairHello {
-  uint32_t protocol = 1;
+  uint32_t protocol = kProtocol;  // the highest the writer speaks
   ProcessId writer;
   ProcessId reader;      // whom the writer believes it dialed; another incarnation is refused
   uint64_t session = 0;  // random

@@ -56,6 +56,7 @@ RouterServerOptions MakeRouterOptions(const Settings& settings, const ModelSourc
   out.listen = settings.Text("listen");
   out.front.self = self;
   out.front.seed = Mix64(self.incarnation.random);
+  out.front.protocol = static_cast<uint32_t>(settings.Integer("protocol"));
   out.front.model = source.file->identity();
   out.front.served_name = settings.Text("served-name");
   if (out.front.served_name.empty()) out.front.served_name = source.file->identity().name;

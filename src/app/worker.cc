@@ -74,6 +74,7 @@ EngineOptions MakeEngineOptions(const Settings& settings, const ModelFile& file,
   const auto max_running = static_cast<uint32_t>(settings.Integer("max-running"));
   out.self = {setup.self, pair_address};
   out.model = file.identity();
+  out.protocol = static_cast<uint32_t>(settings.Integer("protocol"));
   out.layout = shape.memory.layout;
   out.pool = shape.memory.pool;
   out.numeric = numeric;

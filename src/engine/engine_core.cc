@@ -19,6 +19,7 @@ SchedulerOptions WithIdentity(const EngineOptions& o) {
 
 KvConnectorOptions ConnectorOptions(const EngineOptions& o) {
   KvConnectorOptions c;
+  c.protocol = o.protocol;
   c.self = o.self;
   c.model = o.model;
   c.layout = o.layout;
@@ -83,7 +84,7 @@ void EngineCore::Apply(EngineCommand& command, TimePoint now, Outbox* out) {
     hello.max_context_tokens = options_.scheduler.max_context_tokens;
     hello.submit_credits = options_.submit_credits;
     hello.draining = draining();
-    hello.migrates = true;
+    hello.protocol = options_.protocol;
     out->to_fronts.emplace_back(up->link, std::move(hello));
   } else if (auto* down = std::get_if<LinkDown>(&command)) {
     if (fronts_.find(down->link) != fronts_.end()) return OnFrontDown(down->link, now, out);

@@ -28,10 +28,11 @@ struct EngineOptions {
   ModelIdentity model;
   KvLayout layout;
   KvPoolPlan pool;
-  Hash128 numeric;             // numeric identity of the KV that this worker computes
-  uint32_t vocab_size = 0;     // ids of requests and peers are checked against it
-  SchedulerOptions scheduler;  // its roles, weights, numeric and rules are taken from here
-  RoleMask roles;              // to begin with; an operator may change them
+  uint32_t protocol = kProtocol;  // the highest that this worker speaks
+  Hash128 numeric;                // numeric identity of the KV that this worker computes
+  uint32_t vocab_size = 0;        // ids of requests and peers are checked against it
+  SchedulerOptions scheduler;     // its roles, weights, numeric and rules are taken from here
+  RoleMask roles;                 // to begin with; an operator may change them
   uint32_t submit_credits = 64;
   CostCoefficients prior{};  // of the step cost, until steps were measured
   std::string host;          // see KvConnectorOptions

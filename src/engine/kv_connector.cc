@@ -38,6 +38,7 @@ void KvConnector::OnLinkUp(LinkId link, LinkKind kind, TimePoint now, Outbox* ou
   if (s == nullptr) return CloseLink(link, out);
   s->session = rng_.Next();
   PairHello hello;
+  hello.protocol = options_.protocol;
   hello.writer = options_.self.process;
   hello.reader = s->peer.process;
   hello.session = s->session;
@@ -174,9 +175,7 @@ void KvConnector::OnReaderMessage(LinkId link, WriterSession& s, const PairMessa
 }
 
 Status KvConnector::CheckPeer(const PairHello& hello) const {
-  if (hello.protocol != 1) {
-    return FailedPreconditionError("pair protocol " + std::to_string(hello.protocol) + ": this worker speaks 1");
-  }
+  BATON_RETURN_IF_ERROR(CommonProtocol(options_.protocol, hello.protocol).status());
   if (hello.reader != options_.self.process) {
     return FailedPreconditionError("the writer looks for " + hello.reader.name + " in another incarnation");
   }

@@ -27,6 +27,7 @@ struct KvConnectorOptions {
   KvLayout layout;
   KvPoolPlan pool;
   Hash128 numeric;
+  uint32_t protocol = kProtocol;
   std::string host;  // boot and host identity; "" = pidfds are of no use here
   uint64_t pid = 0;
   ReaderOptions reader;

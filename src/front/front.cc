@@ -200,8 +200,9 @@ void Front::State::RefuseWorker(LinkId link, const WorkerHello& hello, Status wh
 }
 
 void Front::State::AddWorker(const WorkerUp& up, FrontOutput* out) {
-  const WorkerHello& hello = up.hello;
+  WorkerHello hello = up.hello;
   if (Status s = sessions.Admit(hello, options); !s.ok()) return RefuseWorker(up.link, hello, std::move(s), out);
+  hello.protocol = std::min(hello.protocol, options.protocol);  // of this session
   // A Hello ends its own process's older session before anything on the new one is read.
   std::optional<WorkerSession> ended;
   if (const WorkerSession* old = sessions.OfName(hello.self.process.name)) {

@@ -142,9 +142,10 @@ struct FrontLimits {
 
 struct FrontOptions {
   ProcessId self;
-  uint64_t seed = 1;        // request ids and sampling seeds of requests that bring none
-  ModelIdentity model;      // workers of another one are refused
-  std::string served_name;  // what clients call it; model.name when empty
+  uint64_t seed = 1;              // request ids and sampling seeds of requests that bring none
+  uint32_t protocol = kProtocol;  // the highest that this router speaks
+  ModelIdentity model;            // workers of another one are refused
+  std::string served_name;        // what clients call it; model.name when empty
   uint32_t max_context_tokens = 0;
   RenderOptions chat;  // bos_token and eos_token of the model; the rest as it is
   FrontLimits limits;

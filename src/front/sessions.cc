@@ -109,6 +109,7 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 
 Status Sessions::Admit(const WorkerHello& hello, const FrontOptions& options) const {
   BATON_RETURN_IF_ERROR(CheckHello(hello));
+  BATON_RETURN_IF_ERROR(CommonProtocol(options.protocol, hello.protocol).status().Annotate("hello"));
   const std::string& name = hello.self.process.name;
   if (hello.model.weights != options.model.weights) {
     return FailedPreconditionError(

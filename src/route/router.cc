@@ -445,14 +445,15 @@ std::variant<Placement, Refusal> Router::Place(const PlaceQuery& query, TimePoin
 std::optional<WorkerId> Router::PlaceMigration(const PlaceQuery& query, WorkerId from) const {
   const State& s = *state_;
   const WorkerView* source = s.Find(from);
-  if (source == nullptr || !source->hello.migrates) return std::nullopt;
+  if (source == nullptr || source->hello.protocol < kMigrationProtocol) return std::nullopt;
   const uint32_t expected = s.ExpectedAnswer(query);
   std::optional<uint32_t> best;
   double best_seconds = kInfinity;
   for (uint32_t slot = 0; slot < s.lines.size(); ++slot) {
     const LoadLine& w = s.lines[slot];
     const bool fit = w.id != from && w.decodes && w.has_peers && w.compatibility == source->compatibility &&
-                     w.Holds(query.prompt_tokens, query.answer_tokens) && s.workers[slot]->hello.migrates &&
+                     w.Holds(query.prompt_tokens, query.answer_tokens) &&
+                     s.workers[slot]->hello.protocol >= kMigrationProtocol &&
                      (query.excluded == nullptr || !query.excluded->contains(w.id));
     // Its blocks and one to grow, now: a migration is not worth a wait.
     if (!fit || w.free_tokens < uint64_t{query.prompt_tokens} + 2 * w.block_tokens) continue;

@@ -288,7 +288,7 @@ WorkerHello GetHello(const wire::WorkerHello& from, Checker* check) {
   hello.max_context_tokens = from.max_context_tokens();
   hello.submit_credits = from.submit_credits();
   hello.draining = from.draining();
-  hello.migrates = from.migrates();
+  hello.protocol = from.protocol();
   check->AtLeast("hello.self.process.name length", hello.self.process.name.size(), 1);
   return hello;
 }
@@ -399,7 +399,7 @@ void Encode(const WorkerMessage& message, wire::WorkerMessage* out) {
     to->set_max_context_tokens(hello->max_context_tokens);
     to->set_submit_credits(hello->submit_credits);
     to->set_draining(hello->draining);
-    to->set_migrates(hello->migrates);
+    to->set_protocol(hello->protocol);
     return;
   }
   const auto& batch = std::get<WorkerBatch>(message);

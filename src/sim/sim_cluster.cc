@@ -240,6 +240,7 @@ void SimCluster::Restart(size_t index) {
   o.pid = index * 1000 + w.incarnation;
   o.seed = Mix64(options_.seed * 31 + index * 7 + w.incarnation);
   o.rules = options_.rules;
+  if (options_.upgrades && w.incarnation <= 1) o.protocol = kOldestProtocol;
   const auto wake = [this, index] { Wake(index); };
   w.transport = std::make_unique<SimTransport>(&fabric_, w.self.process, wake);
   StatusOr<std::span<std::byte>> pool = w.transport->AllocatePool(o.pool.total_bytes);

@@ -50,6 +50,8 @@ struct SimOptions {
   FrontLimits front_limits;
   // This worker (by index) chooses tokens by another dialect than the rest: a numeric fault. None by default.
   size_t odd_worker = SIZE_MAX;
+  // Workers speak the oldest protocol until they are started again.
+  bool upgrades = false;
   // A request with this cache salt kills every worker in the middle of a step that holds it. "": nothing does.
   std::string poison_salt;
   Rules rules;

@@ -224,6 +224,44 @@ TEST(OperateTest, AnswersInTheMiddleLeaveAWorkerThatDrainsWithTheirKvAndAreTheSa
   cluster.StopInOrder();
 }
 
+// Versions one apart in one cluster, whichever the router has: workers of the other one join under load, those that
+// were there drain and leave.
+TEST(OperateTest, WorkersOfTheNextAndOfTheLastProtocolReplaceThoseOfARunningCluster) {
+  for (const auto& [have, come] : {std::pair("1", "2"), std::pair("2", "1")}) {
+    SCOPED_TRACE(have);
+    Cluster cluster({.prefill = 1, .decode = 2, .more = {"--protocol", have}});
+    const auto client = cluster.Client();
+    Load load(cluster, 3);
+    ScratchFolder folder;
+    std::vector<std::unique_ptr<Process>> others;
+    for (const auto& [role, name] : {std::pair("prefill", "next-p"), std::pair("decode", "next-d")}) {
+      others.push_back(std::make_unique<Process>(
+          folder,
+          std::vector<std::string>{BATON_BINARY, role, TinyModel(), "--name", name, "--router", cluster.address(),
+                                   "--state-dir", folder.path(), "--kv-memory", "64MiB", "--protocol", come}));
+    }
+    ASSERT_TRUE(Eventually(kStartLimit, [&] {
+      const auto state = client->GetCluster();
+      return state.ok() && state->workers.size() == 5;
+    }));
+    load.WaitForAnswers(20);
+    for (const char* name : {"decode-0", "prefill-0", "decode-1"}) {
+      const auto drained = client->Drain(DrainOf(name), {});
+      ASSERT_TRUE(drained.ok()) << drained.status().ToString();
+      EXPECT_TRUE(drained->empty) << name;
+      load.WaitForAnswers(5);
+    }
+    load.Stop();
+    EXPECT_EQ(load.faults(), "");
+    EXPECT_GT(load.used()["next-d"], 0u);
+    for (const auto& process : others) {
+      process->Signal(SIGTERM);
+      EXPECT_EQ(process->Wait(kStopLimit), 0) << process->err();
+    }
+    cluster.StopInOrder();
+  }
+}
+
 TEST(OperateTest, AWatcherSeesAChangeAndTheSnapshotTellsBlocksPathsAndCounts) {
   Cluster cluster({.prefill = 1, .decode = 1});
   const auto client = cluster.Client();

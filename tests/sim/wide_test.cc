@@ -114,6 +114,24 @@ TEST(SimWideTest, WorkersThatWaitForEachOthersBlocksDoNotWaitInACircle) {
   EXPECT_GT(c.disaggregated, 100u);
 }
 
+TEST(SimWideTest, WorkersOfTwoProtocolsServeTogetherWhileTheyAreUpgradedOneAfterAnother) {
+  const ScenarioCounts c = RunAll(30, [](uint64_t) {
+    ScenarioOptions o;
+    o.cluster.upgrades = true;
+    o.cluster.num_decode = 3;
+    o.drain_each = true;
+    o.moves = 40;
+    o.faults_over = milliseconds(600);
+    o.arrivals_over = milliseconds(900);
+    o.num_requests = 60;
+    o.cancel = 0;
+    o.every_request_succeeds = true;
+    return o;
+  });
+  EXPECT_EQ(c.faults.drains, 150u);
+  EXPECT_GT(c.migrated, 20u) << "among those that know how";
+}
+
 // FF-120, FF-122
 TEST(SimWideTest, WorkersThatDrainOneAfterAnotherCostNoRequest) {
   const ScenarioCounts c = RunAll(20, [](uint64_t) {

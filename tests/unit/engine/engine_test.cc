@@ -1163,7 +1163,7 @@ TEST(EngineCore, FF041_AWriterThatDoesNotFitIsRefusedAtHello) {
        [](PairHello* h) {
          h->numeric = {9, 9};
        }},
-      {"this worker speaks 1", [](PairHello* h) { h->protocol = 2; }},
+      {"protocol 0 is not spoken here", [](PairHello* h) { h->protocol = 0; }},
       {"another incarnation", [](PairHello* h) { h->reader.incarnation.counter += 1; }},
   };
   for (const auto& [words, change] : cases) {

@@ -58,7 +58,7 @@ class Liar {
 
   PairMessage AHello(const ProcessId& writer) {
     PairHello h;
-    h.protocol = rng.Chance(0.95) ? 1 : Any();
+    h.protocol = rng.Chance(0.95) ? kProtocol : Any();
     h.writer = writer;  // its certificate's: another name does not come this far
     h.reader = rng.Chance(0.9) ? b.options.self.process : b.reader.process;
     h.session = rng.Below(3);

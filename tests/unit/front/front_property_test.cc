@@ -190,7 +190,6 @@ class World {
     w.linked = true;
     link_owner_[w.link] = i;
     WorkerHello h = HelloOf(names_[i].name, names_[i].prefill, names_[i].decode, w.incarnation);
-    h.migrates = true;
     h.submit_credits = 1 + static_cast<uint32_t>(rng_.Below(6));
     Up(i, WorkerUp{w.link, h});
   }

@@ -14,7 +14,6 @@ using std::chrono::seconds;
 
 WorkerHello Unified(const std::string& name, uint64_t incarnation = 1) {
   WorkerHello h = HelloOf(name, true, true, incarnation);
-  h.migrates = true;
   return h;
 }
 
@@ -240,7 +239,7 @@ TEST(Migration, AnAnswerThatEndsOnTheWayEndsTheMigration) {
 TEST(Migration, NobodyIsFitAndTheAnswerRunsToItsEndWhereItIs) {
   std::vector<std::function<void(WorkerHello*)>> unfit = {
       [](WorkerHello* h) { h->numeric.low ^= 1; },     [](WorkerHello* h) { h->layout.block_tokens *= 2; },
-      [](WorkerHello* h) { h->roles.decode = false; }, [](WorkerHello* h) { h->migrates = false; },  // an older version
+      [](WorkerHello* h) { h->roles.decode = false; }, [](WorkerHello* h) { h->protocol = 1; },  // an older version
       [](WorkerHello* h) { h->self.address.clear(); }, [](WorkerHello* h) { h->num_blocks = {2}; },
       [](WorkerHello* h) { h->draining = true; },
   };

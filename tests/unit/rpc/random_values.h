@@ -57,7 +57,7 @@ BATON_FIELDS(ModelIdentity, x.name, x.weights)
 BATON_FIELDS(KvGroup, x.kind, x.num_layers, x.num_kv_heads, x.head_dim, x.dtype)
 BATON_FIELDS(KvLayout, x.block_tokens, x.tile, x.groups)
 BATON_FIELDS(WorkerHello, x.self, x.roles, x.model, x.layout, x.num_blocks, x.numeric, x.max_context_tokens,
-             x.submit_credits, x.draining, x.migrates, x.may)
+             x.submit_credits, x.draining, x.protocol, x.may)
 BATON_FIELDS(TokenLogprob, x.id, x.logprob)
 BATON_FIELDS(OutputToken, x.id, x.logprob, x.top)
 BATON_FIELDS(TokenEvent, x.child, x.epoch, x.index, x.token, x.finish)
