@@ -30,7 +30,7 @@ struct MeasuredPath {
 
 struct MachineFacts {
   // What the settings ask for.
-  std::string transport;  // auto, ucx-shm, ucx-tcp, grpc
+  std::string transport;  // auto, ucx-shm, ucx-rdma, ucx-tcp, grpc
   std::string listen;     // HOST:PORT
   bool loopback_only = true;
   std::string model;         // "": none was named

@@ -159,9 +159,15 @@ class Judge {
 
   void Rdma() {
     if (!f_.ucx_asked || f_.transport == "grpc") return;
+    const bool must = f_.transport == "ucx-rdma";
+    const Weight missing = must ? Weight::kRefuses : Weight::kSlower;
+    if (must && f_.loopback_only) {
+      Say(Weight::kRefuses, "rdma",
+          "--transport ucx-rdma uses no device while it listens on " + f_.listen + " alone: see --listen");
+    }
     if (HasRdmaLane(f_)) {
       if (f_.locked_memory.soft < f_.pool_bytes) {
-        Say(Weight::kSlower, "memlock",
+        Say(must ? Weight::kRefuses : Weight::kSlower, "memlock",
             "RDMA must lock the pool of " + ByteWords(f_.pool_bytes) + " in memory, and " +
                 LimitWords(f_.locked_memory.soft) + " is allowed: ulimit -l unlimited");
       }
@@ -173,25 +179,25 @@ class Judge {
             ? " Until then hosts hand off over TCP, at most " + RateWords(tcp->rate.bytes_per_second) + " here."
             : "";
     if (f_.rdma_devices.empty()) {
-      return Say(Weight::kSlower, "rdma",
+      return Say(missing, "rdma",
                  "no RDMA device: /sys/class/infiniband is empty. A device that is there needs its kernel module "
                  "(mlx5_ib, irdma, efa, ...); RoCE in software is rdma_rxe." +
                      meanwhile);
     }
     const std::string devices = List(f_.rdma_devices);
     if (!f_.rdma_verbs) {
-      return Say(Weight::kSlower, "rdma",
+      return Say(missing, "rdma",
                  devices +
                      " cannot be reached by programs: load the kernel module ib_uverbs, or give the container "
                      "/dev/infiniband (docker run --device /dev/infiniband)." +
                      meanwhile);
     }
     if (!f_.ucx.rdma_built) {
-      return Say(Weight::kSlower, "rdma",
+      return Say(missing, "rdma",
                  "UCX " + f_.ucx.version + " lacks its part for RDMA devices, so it does not see " + devices +
                      ": install one with it (libuct_ib.so)." + meanwhile);
     }
-    Say(Weight::kSlower, "rdma",
+    Say(missing, "rdma",
         "UCX opens no lane on " + devices + ": is a port up (cat /sys/class/infiniband/*/ports/*/state), is " +
             LimitWords(f_.locked_memory.soft) + " of locked memory enough (ulimit -l)?" + meanwhile);
   }
@@ -288,8 +294,10 @@ bool WouldStart(const std::vector<Finding>& findings) {
 
 std::string_view UseOf(const UcxLane& lane, const MachineFacts& facts) {
   if (lane.transport == "posix" && facts.shares_pool) return "pools";
+  const bool rdma = lane.rdma() && !facts.loopback_only && (facts.transport == "auto" || facts.transport == "ucx-rdma");
+  if (rdma) return "KV";
   if (lane.transport != "tcp" || facts.transport == "grpc" || (facts.loopback_only && lane.device != "lo")) return "-";
-  return facts.transport == "ucx-shm" ? "messages" : "messages, KV";
+  return facts.transport == "ucx-shm" || facts.transport == "ucx-rdma" ? "messages" : "messages, KV";
 }
 
 std::string_view FenceOf(const UcxLane& lane) {

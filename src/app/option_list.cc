@@ -110,8 +110,8 @@ constexpr OptionSpec kOptions[] = {
     {"kernels", K::kChoice, kPlans, "auto", "compute kernels; auto: the fastest that run here",
      "auto|reference|avx2"},
     {"transport", K::kChoice, kPlans, "auto",
-     "how KV moves between workers; auto: shared memory on one machine, else TCP; grpc: TLS where there is a certificate",
-     "auto|ucx-shm|ucx-tcp|grpc|local"},
+     "how KV moves between workers; auto: shared memory on one machine, else RDMA where both have it, else TCP; grpc: TLS where there is a certificate",
+     "auto|ucx-shm|ucx-rdma|ucx-tcp|grpc|local"},
 
     {"stuck-after", K::kDuration, kComputes, "10s",
      "a worker of this machine that ties up KV memory of another one for so long is killed by its supervisor",

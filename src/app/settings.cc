@@ -250,7 +250,7 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
   }
   if ((command_ & (kWorkers | kDoctor)) != 0 && Text("transport") == "local") {
     problems->push_back(Get("transport").where +
-                        ": local joins workers of one process; here auto, ucx-shm, ucx-tcp or grpc");
+                        ": local joins workers of one process; here auto, ucx-shm, ucx-rdma, ucx-tcp or grpc");
   }
   if (command_ == kUp) {
     const bool split = Integer("prefill") > 0 || Integer("decode") > 0;
@@ -262,7 +262,7 @@ void Settings::CheckTogether(std::vector<std::string>* problems) const {
     }
     if (split && Text("transport") == "local") {
       problems->push_back(Get("transport").where +
-                          ": local joins workers of one process; here auto, ucx-shm, ucx-tcp or grpc");
+                          ": local joins workers of one process; here auto, ucx-shm, ucx-rdma, ucx-tcp or grpc");
     }
     if (!split && (Text("transport").starts_with("ucx") || Text("transport") == "grpc")) {
       problems->push_back(Get("transport").where + ": nothing to transport without --prefill and --decode");
@@ -308,7 +308,7 @@ void Settings::CheckSecurity(std::vector<std::string>* problems) const {
   const bool pairs_far = !IsLoopback(listen.host) &&
                          ((command_ & kWorkers) != 0 || (command_ == kUp && !alone && !IsWildcard(listen.host)));
   const std::string transport = pairs_far ? Text("transport") : "";
-  if (transport == "auto" || transport == "ucx-tcp") {
+  if (transport == "auto" || transport == "ucx-tcp" || transport == "ucx-rdma") {
     problems->push_back(Get("transport").where + ": " + transport +
                         " may move KV to other machines unencrypted, by ucx" + forbidden +
                         "use --transport grpc, or ucx-shm within one machine");

@@ -61,7 +61,7 @@ StatusOr<std::unique_ptr<KvTransport>> MakeTransport(const Settings& settings, c
   }
   UcxOptions options;
   options.self = setup.self;
-  options.tls = transport == "ucx-shm" ? "shm" : transport == "ucx-tcp" ? "tcp" : "auto";
+  options.tls = transport.starts_with("ucx-") ? transport.substr(4) : "auto";
   options.net_devices = IsLoopback(settings.Address("listen").host) ? "lo" : "all";
   auto ucx = UcxTransport::Create(std::move(options), waker);
   if (!ucx.ok()) return ucx.status().Annotate("transport " + transport);

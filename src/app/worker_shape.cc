@@ -49,7 +49,7 @@ Status CheckDescriptors() {
 }
 
 bool SharesPool(const Settings& settings) {
-  return settings.Text("transport") != "ucx-tcp" && settings.Text("transport") != "grpc";
+  return settings.Text("transport") == "auto" || settings.Text("transport") == "ucx-shm";
 }
 
 uint64_t AutoSharedPoolBytes(uint64_t one_context, uint64_t room, uint64_t share) {

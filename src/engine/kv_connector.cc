@@ -324,6 +324,8 @@ void KvConnector::PollTransport(TimePoint now, Outbox* out) {
       const auto link = accepted_by_writer_.find(chunk->writer);
       if (link != accepted_by_writer_.end()) accepted_.at(link->second).heard = now;
       reader_.OnChunk(*chunk, now, &r);
+    } else if (const auto* fenced = std::get_if<Fenced>(&event)) {
+      reader_.OnFenced(fenced->writer, now, &r);
     } else if (const auto* quiet = std::get_if<Quiet>(&event)) {
       reader_.OnQuiet(quiet->ticket, now, &r);
     } else if (const auto* opened = std::get_if<PeerOpened>(&event)) {
@@ -813,6 +815,7 @@ void KvConnector::Do(ReaderActions* actions, TimePoint now, Outbox* out) {
     for (QuarantinedBlocks& blocks : it->second) pool_->Release(std::move(blocks));
     quarantine_.erase(it);
   }
+  for (const ProcessId& writer : actions->fence) transport_->Fence(writer);
   for (auto& [writer, message] : actions->send) {
     const auto it = accepted_by_writer_.find(writer);
     if (it != accepted_by_writer_.end()) out->to_peers.emplace_back(it->second, std::move(message));

@@ -234,6 +234,7 @@ WorkerReport EngineCore::MakeReport(TimePoint now) const {
   m.Count("kv_aborts_total", "code", "checksum", r.corrupt);
   m.Count("kv_transport_failures_total", "kind", "peer", c.peers_lost);
   m.Time("kv_drain_seconds", r.quarantined_time, r.drained);
+  m.Count("kv_fences_total", r.fences);
   m.Count("kv_stale_dropped_total", "kind", "reserve", r.stale_reserves);
   m.Count("kv_stale_dropped_total", "kind", "extend", r.stale_extends);
   m.Count("kv_stale_dropped_total", "kind", "chunk", r.stale_chunks);

@@ -289,7 +289,38 @@ void ReaderTickets::OnDrained(const ProcessId& writer, const Drained& drained, T
   // The source is safe, the target is in doubt: only a fence or a death ends it. No more ABORTs.
   t->next_abort = kNever;
   t->fence_at = now;
-  if (t->mode == TransferMode::kReceiverPosted && t->retired) FreeQuarantined(*t, now, out);
+  UseFence(*t, now, out);
+}
+
+void ReaderTickets::UseFence(ReaderTicket& t, TimePoint now, ReaderActions* out) {
+  if (t.fence == ReaderTicket::Fence::kHolds) return FreeQuarantined(t, now, out);
+  if (t.fence_at > now) return;
+  if (t.mode == TransferMode::kReceiverPosted && t.retired) return FreeQuarantined(t, now, out);
+  if (t.mode != TransferMode::kKeyedPut || IsFencing(t.writer)) return;
+  // It cuts all that the writer has here.
+  for (Slot& slot : slots_) {
+    ReaderTicket& other = slot.now;
+    if (other.state == TicketState::kFree || other.writer != t.writer || other.mode != TransferMode::kKeyedPut)
+      continue;
+    if (other.fence == ReaderTicket::Fence::kNone) other.fence = ReaderTicket::Fence::kAsked;
+  }
+  ++counters_.fences;
+  out->fence.push_back(t.writer);
+}
+
+bool ReaderTickets::IsFencing(const ProcessId& writer) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.now.fence == ReaderTicket::Fence::kAsked && slot.now.writer == writer;
+  });
+}
+
+void ReaderTickets::OnFenced(const ProcessId& writer, TimePoint now, ReaderActions* out) {
+  for (Slot& slot : slots_) {
+    ReaderTicket& t = slot.now;
+    if (t.fence != ReaderTicket::Fence::kAsked || t.writer != writer) continue;
+    t.fence = ReaderTicket::Fence::kHolds;
+    if (t.state == TicketState::kQuarantined) FreeQuarantined(t, now, out);
+  }
 }
 
 void ReaderTickets::OnHeartbeat(const ProcessId& writer, const PairHeartbeat& heartbeat, TimePoint now) {
@@ -305,7 +336,7 @@ void ReaderTickets::OnQuiet(const Ticket& ticket, TimePoint now, ReaderActions* 
   ReaderTicket* t = Current(ticket);
   if (t == nullptr || t->state != TicketState::kQuarantined) return;
   t->retired = true;
-  if (t->mode == TransferMode::kReceiverPosted && now >= t->fence_at) FreeQuarantined(*t, now, out);
+  UseFence(*t, now, out);
 }
 
 void ReaderTickets::OnSessionLost(const ProcessId& writer, TimePoint now, ReaderActions* out) {
@@ -319,8 +350,12 @@ void ReaderTickets::OnSessionLost(const ProcessId& writer, TimePoint now, Reader
 void ReaderTickets::OnWriterDead(const ProcessId& writer, TimePoint now, ReaderActions* out) {
   OnSessionLost(writer, now, out);
   for (Slot& slot : slots_) {
-    if (slot.now.writer == writer && slot.now.state == TicketState::kQuarantined) {
+    if (slot.now.writer != writer || slot.now.state != TicketState::kQuarantined) continue;
+    if (slot.now.mode != TransferMode::kKeyedPut) {
       FreeQuarantined(slot.now, now, out);
+    } else {
+      slot.now.fence_at = now;  // what it put may still be on its way, or be carried out here
+      UseFence(slot.now, now, out);
     }
   }
 }
@@ -355,10 +390,8 @@ void ReaderTickets::Tick(TimePoint now, ReaderActions* out) {
       Quarantine(t, now, out);
     }
     if (t.state != TicketState::kQuarantined) continue;
-    if (t.mode == TransferMode::kReceiverPosted && t.retired && t.fence_at <= now) {
-      FreeQuarantined(t, now, out);
-      continue;
-    }
+    UseFence(t, now, out);
+    if (t.state != TicketState::kQuarantined) continue;
     if (t.next_abort <= now) {
       out->send.emplace_back(t.writer, AbortTicket{t.ticket});
       t.next_abort = now + options_.abort_repeat;
@@ -376,6 +409,7 @@ TimePoint ReaderTickets::NextTimer() const {
     if (t.state == TicketState::kQuarantined) {
       next = std::min(next, t.next_abort);
       if (t.mode == TransferMode::kReceiverPosted && t.retired) next = std::min(next, t.fence_at);
+      if (t.mode == TransferMode::kKeyedPut && !IsFencing(t.writer)) next = std::min(next, t.fence_at);
     }
   }
   return next;
@@ -429,7 +463,8 @@ void ReaderTickets::Quarantine(ReaderTicket& t, TimePoint now, ReaderActions* ou
   t.next_abort = now + options_.abort_repeat;
   out->quarantined.push_back(t.ticket);
   out->send.emplace_back(t.writer, AbortTicket{t.ticket});
-  if (!rules_.Holds(Rule::kS1)) FreeQuarantined(t, now, out);
+  if (!rules_.Holds(Rule::kS1)) return FreeQuarantined(t, now, out);
+  if (t.fence == ReaderTicket::Fence::kHolds) FreeQuarantined(t, now, out);
 }
 
 void ReaderTickets::FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderActions* out) {

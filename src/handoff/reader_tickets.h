@@ -57,6 +57,9 @@ struct ReaderTicket {
   TimePoint fence_at = kNever;
   TimePoint quarantined_at = kNever;
   bool retired = false;  // the transport reported Quiet after Retire
+  // kKeyedPut: a fence against its writer that came after its GRANT. What it holds for is never fenced again.
+  enum class Fence : uint8_t { kNone, kAsked, kHolds };
+  Fence fence = Fence::kNone;
 };
 
 struct ReaderActions {
@@ -66,6 +69,7 @@ struct ReaderActions {
   std::vector<Ticket> unconverted;  // the conversion failed: end the child; its writer is quiet
   std::vector<Ticket> quarantined;  // end the child; Retire on the transport; keep the blocks apart
   std::vector<Ticket> freed;        // the writer is quiet: the quarantined blocks may be used again
+  std::vector<ProcessId> fence;     // cut this writer off: answer with OnFenced
 };
 
 struct ReaderCounters {
@@ -79,6 +83,7 @@ struct ReaderCounters {
   uint64_t ready = 0;           // complete and right
   uint64_t drained = 0;         // quarantines that ended
   Duration quarantined_time{};  // that these took, together
+  uint64_t fences = 0;          // asked for: mode kKeyedPut
 };
 
 class ReaderTickets {
@@ -109,11 +114,13 @@ class ReaderTickets {
   void OnHeartbeat(const ProcessId& writer, const PairHeartbeat& heartbeat, TimePoint now);
   // The transport places nothing for the ticket any more: a fence in mode kReceiverPosted.
   void OnQuiet(const Ticket& ticket, TimePoint now, ReaderActions* out);
+  // What this writer was granted before the fence was asked for, it can write no more.
+  void OnFenced(const ProcessId& writer, TimePoint now, ReaderActions* out);
   // Out of staging, or not to be had. Nothing if the ticket ended in the meantime.
   void OnConverted(const Ticket& ticket, bool ok, TimePoint now, ReaderActions* out);
   // Its tickets that are RESERVED or RECEIVING are aborted.
   void OnSessionLost(const ProcessId& writer, TimePoint now, ReaderActions* out);
-  // Proof of death: its quarantined tickets are freed.
+  // Proof of death: its quarantined tickets are freed; in mode kKeyedPut by a fence at once.
   void OnWriterDead(const ProcessId& writer, TimePoint now, ReaderActions* out);
 
   // Cancel, or a higher epoch: aborts what is RESERVED or RECEIVING. READY and later end with End().
@@ -155,6 +162,9 @@ class ReaderTickets {
   void Quarantine(ReaderTicket& t, TimePoint now, ReaderActions* out);
   void Free(ReaderTicket& t, bool acked, TimePoint now);
   void FreeQuarantined(ReaderTicket& t, TimePoint now, ReaderActions* out);
+  // Overdue: nobody says any more that the writer is quiet. A fence is used where the mode has one.
+  void UseFence(ReaderTicket& t, TimePoint now, ReaderActions* out);
+  bool IsFencing(const ProcessId& writer) const;
   void Decide(ReaderTicket& t, TimePoint now, ReaderActions* out);
   void Accept(ReaderTicket& t, const Commit& commit, ReaderActions* out);
   void Answer(ReaderTicket& t, const Commit& commit, CommitVerdict verdict, std::vector<ChunkIndex> missing,

@@ -40,7 +40,7 @@ void SimTransport::Open(const ProcessId& reader, std::span<const std::byte>) {
   fabric_->loop->After(held ? kOpenTimeout : fabric_->latency, [this, reader, held, alive = alive_] {
     if (!*alive) return;
     const bool there = !held && fabric_->processes.count(reader) > 0;
-    if (there) open_peers_.insert(reader);
+    if (there) open_peers_[reader] = fabric_->loop->Now();
     Report(PeerOpened{reader, there ? OkStatus() : UnavailableError("no such process"), fabric_->mode});
   });
 }
@@ -73,6 +73,27 @@ void SimTransport::Retire(const Ticket& ticket) {
   });
 }
 
+// At the reader: the key is withdrawn and the link closed; the writer hears of it when it can.
+void SimTransport::Fence(const ProcessId& writer) {
+  fabric_->loop->After(fabric_->latency, [this, writer, alive = alive_] {
+    if (!*alive) return;
+    const TimePoint now = cut_[writer] = fabric_->loop->Now();
+    Report(Fenced{writer});
+    const TimePoint heard = (fabric_->held_until ? std::max(now, fabric_->held_until(self_, writer)) : now);
+    fabric_->loop->At(heard + fabric_->latency, [fabric = fabric_, writer, reader = self_, now] {
+      const auto it = fabric->processes.find(writer);
+      if (it != fabric->processes.end()) it->second->PathCut(reader, now);
+    });
+  });
+}
+
+void SimTransport::PathCut(const ProcessId& reader, TimePoint at) {
+  const auto it = open_peers_.find(reader);
+  if (it == open_peers_.end() || it->second > at) return;
+  open_peers_.erase(it);
+  Report(PeerLost{reader, UnavailableError("the reader cut the path")});
+}
+
 void SimTransport::Complete(OpId op, Status status, uint64_t digest) {
   if (open_ops_.erase(op) == 0) return;
   Report(Quiesced{op, std::move(status), digest});
@@ -86,8 +107,10 @@ void SimTransport::Post(TransferPost post) {
   Duration wire = fabric_->latency + FromSeconds(bytes / fabric_->bytes_per_second);
   if (fault.kind == FaultKind::kDelay) wire += fault.delay;
   if (fault.kind == FaultKind::kNeverComplete) return;
-  fabric_->loop->After(wire, [this, post = std::move(post), fault, alive = alive_] {
-    if (*alive) Land(post, fault);
+  const auto link = open_peers_.find(post.reader);
+  const TimePoint opened = link == open_peers_.end() ? TimePoint{} : link->second;
+  fabric_->loop->After(wire, [this, post = std::move(post), fault, opened, alive = alive_] {
+    if (*alive) Land(post, fault, opened);
   });
 }
 
@@ -97,14 +120,14 @@ Fault SimTransport::Decide(FaultPoint point, const Ticket& ticket) {
   return fault;
 }
 
-void SimTransport::Land(const TransferPost& post, Fault fault) {
+void SimTransport::Land(const TransferPost& post, Fault fault, TimePoint opened) {
   const auto reader = fabric_->processes.find(post.reader);
   // A severed op's source is no longer read.
   if (open_ops_.count(post.op) == 0) return;
   if (fabric_->Held(self_, post.reader)) {
     return fabric_->loop->At(fabric_->held_until(self_, post.reader) + fabric_->latency,
-                             [this, post, fault, alive = alive_] {
-                               if (*alive) Land(post, fault);
+                             [this, post, fault, opened, alive = alive_] {
+                               if (*alive) Land(post, fault, opened);
                              });
   }
   if (reader == fabric_->processes.end() || fault.kind == FaultKind::kFail) {
@@ -114,9 +137,13 @@ void SimTransport::Land(const TransferPost& post, Fault fault) {
     return Complete(post.op, UnavailableError("the transfer failed"), 0);
   }
   SimTransport& target = *reader->second;
+  const auto cut = target.cut_.find(self_);
+  if (cut != target.cut_.end() && opened <= cut->second) {
+    return Complete(post.op, UnavailableError("the reader cut the path"), 0);
+  }
   StreamHash64 digest;
   const auto admission = target.admitted_.find(post.ticket);
-  const bool one_sided = fabric_->mode == TransferMode::kOneSided;
+  const bool one_sided = fabric_->mode != TransferMode::kReceiverPosted;
   uint64_t placed = 0;
   for (size_t i = 0; i < post.pieces.size(); ++i) {
     const CopyPiece& p = post.pieces[i];

@@ -52,6 +52,7 @@ class SimTransport : public KvTransport {
   void Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
              std::vector<uint64_t> block_bytes) override;
   void Retire(const Ticket& ticket) override;
+  void Fence(const ProcessId& writer) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
 
@@ -62,7 +63,9 @@ class SimTransport : public KvTransport {
     std::vector<uint64_t> bytes;
   };
   void Report(TransportEvent event);
-  void Land(const TransferPost& post, Fault fault);
+  // `opened`: when the link was that it was posted on.
+  void Land(const TransferPost& post, Fault fault, TimePoint opened);
+  void PathCut(const ProcessId& reader, TimePoint at);
   void Notice(const TransferPost& post);  // at the reader
   void SendNotice(const TransferPost& post, Duration delay);
   Fault Decide(FaultPoint point, const Ticket& ticket);
@@ -74,7 +77,8 @@ class SimTransport : public KvTransport {
   std::vector<std::byte> pool_;
   std::map<Ticket, Admission> admitted_;
   std::map<OpId, ProcessId> open_ops_;
-  std::set<ProcessId> open_peers_;
+  std::map<ProcessId, TimePoint> open_peers_;  // since when
+  std::map<ProcessId, TimePoint> cut_;         // mode kKeyedPut: links of this writer that were opened till then
   std::vector<TransportEvent> events_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -6,6 +6,7 @@ namespace baton {
 namespace {
 
 constexpr size_t kMaxAddress = 64 << 10;
+constexpr size_t kMaxKey = 4 << 10;
 constexpr size_t kMaxStatusText = 1024;
 
 void PutStatus(WireWriter& out, const Status& status) {
@@ -72,7 +73,7 @@ std::optional<LinkHello> LinkHello::Parse(std::span<const std::byte> bytes) {
   m.instance = in.Get<uint64_t>();
   m.writer = in.GetProcess(kMaxProcessName);
   const auto mode = in.Get<uint8_t>();
-  if (mode > static_cast<uint8_t>(TransferMode::kReceiverPosted)) return std::nullopt;
+  if (mode > static_cast<uint8_t>(TransferMode::kKeyedPut)) return std::nullopt;
   m.mode = static_cast<TransferMode>(mode);
   const auto address = in.GetBytes(kMaxAddress);
   m.address.assign(address.begin(), address.end());
@@ -83,6 +84,7 @@ std::vector<std::byte> LinkAnswer::Encode() const {
   WireWriter out;
   out.Put(link);
   PutStatus(out, status);
+  if (!key.empty()) out.PutBytes(key);
   return out.Take();
 }
 
@@ -91,6 +93,10 @@ std::optional<LinkAnswer> LinkAnswer::Parse(std::span<const std::byte> bytes) {
   LinkAnswer m;
   m.link = in.Get<uint64_t>();
   m.status = GetStatus(in);
+  if (in.ok() && in.remaining() > 0) {
+    const auto key = in.GetBytes(kMaxKey);
+    m.key.assign(key.begin(), key.end());
+  }
   return Checked(std::move(m), in);
 }
 

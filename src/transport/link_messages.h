@@ -35,6 +35,7 @@ struct LinkHello {
 struct LinkAnswer {
   uint64_t link = 0;
   Status status;
+  std::vector<std::byte> key;  // mode kKeyedPut: to the reader's pool, this link's own; else empty and not written
   std::vector<std::byte> Encode() const;
   static std::optional<LinkAnswer> Parse(std::span<const std::byte> bytes);
 };

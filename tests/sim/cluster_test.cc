@@ -53,6 +53,20 @@ TEST(SimClusterTest, UnlikePairsKeepEveryPromiseUnderFaults) {
   EXPECT_GT(c.preemptions, 0u);
 }
 
+TEST(SimClusterTest, AWriterThatCannotBeAskedIsCutOffByItsKeyAndItsLatePutsLandNowhere) {
+  const ScenarioCounts c = RunAll(20, [](uint64_t seed) {
+    ScenarioOptions o = MixedScenario(seed);
+    o.cluster.mode = TransferMode::kKeyedPut;
+    o.pauses += 2;
+    o.pair_breaks += 2;
+    o.cluster.transfer.post_fail = 0.05;
+    o.cluster.transfer.post_delay = 0.3;
+    o.cluster.transfer.max_delay = milliseconds(1500);  // longer than it takes until the fence
+    return o;
+  });
+  EXPECT_GT(c.fences, 10u);
+}
+
 TEST(SimClusterTest, FullWindowsBetweenPairsKeepEveryPromiseUnderFaults) {
   const ScenarioCounts c = RunAll(16, [](uint64_t seed) {
     ScenarioOptions o = MixedScenario(seed);

@@ -20,7 +20,7 @@ void ScenarioCounts::Add(const ScenarioCounts& o) {
   surplus_parts += o.surplus_parts, transfer_bytes += o.transfer_bytes, hidden_bytes += o.hidden_bytes;
   replay_faults += o.replay_faults;
   cancelled_reserving += o.cancelled_reserving, cancelled_ready += o.cancelled_ready;
-  leaked_blocks += o.leaked_blocks, busy += o.busy, chunks_waited += o.chunks_waited;
+  leaked_blocks += o.leaked_blocks, busy += o.busy, chunks_waited += o.chunks_waited, fences += o.fences;
   faults.Add(o.faults);
   for (const auto& [front, n] : o.done_by_front) done_by_front[front] += n;
   for (const auto& [front, n] : o.failed_by_front) failed_by_front[front] += n;
@@ -343,6 +343,7 @@ void Scenario::CollectCounts() {
     counts_.cached_tokens += core->counters().cached_tokens;
     counts_.grants += core->connector().counters().grants;
     counts_.busy += core->connector().counters().busy;
+    counts_.fences += core->connector().reader().counters().fences;
     counts_.chunks_waited += core->connector().counters().chunks_waited;
     counts_.extensions += core->connector().counters().extensions;
     counts_.converted += core->connector().counters().converted;
@@ -359,6 +360,7 @@ ScenarioOptions MixedScenario(uint64_t seed) {
   ScenarioOptions o;
   SimOptions& c = o.cluster;
   c.mode = rng.Chance(0.5) ? TransferMode::kOneSided : TransferMode::kReceiverPosted;
+  if (seed % 5 == 4) c.mode = TransferMode::kKeyedPut;
   c.num_unified = rng.Chance(0.2) ? 1 : 0;
   c.pool_blocks = rng.Chance(0.4) ? 26 : 64;
   c.prefix_cache = !rng.Chance(0.2);

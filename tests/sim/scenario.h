@@ -62,7 +62,7 @@ struct ScenarioCounts {
   std::map<size_t, uint64_t> done_by_front, failed_by_front;
   std::map<std::string, uint64_t> used;      // workers by name, in Done's timings
   std::map<std::string, uint64_t> failures;  // by code and reason
-  uint64_t chunks_waited = 0;
+  uint64_t chunks_waited = 0, fences = 0;
   void Add(const ScenarioCounts& o);
 };
 

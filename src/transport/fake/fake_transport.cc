@@ -259,6 +259,7 @@ void FakeTransport::Admit(const Ticket& ticket, const ProcessId& writer, std::ve
   inner_->Admit(ticket, writer, std::move(block_base), std::move(block_bytes));
 }
 void FakeTransport::Retire(const Ticket& ticket) { inner_->Retire(ticket); }
+void FakeTransport::Fence(const ProcessId& writer) { inner_->Fence(writer); }
 void FakeTransport::Post(TransferPost post) {
   if (auto forward = faults_->OnPost(std::move(post))) inner_->Post(*std::move(forward));
 }

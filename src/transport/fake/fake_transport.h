@@ -29,6 +29,7 @@ class FakeTransport : public KvTransport {
   void Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
              std::vector<uint64_t> block_bytes) override;
   void Retire(const Ticket& ticket) override;
+  void Fence(const ProcessId& writer) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
   void AppendMetrics(std::vector<Metric>* metrics) const override { inner_->AppendMetrics(metrics); }

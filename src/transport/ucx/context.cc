@@ -56,12 +56,21 @@ Status FromUcx(ucs_status_t status, const std::string& what) {
   return {code, what + ": " + UcxText(status)};
 }
 
-StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const std::string& tls, const std::string& net_devices) {
-  if (tls != "shm" && tls != "tcp" && tls != "auto") {
-    return InvalidArgumentError("transport tls \"" + tls + "\" is not known; use auto, shm or tcp");
+StatusOr<std::unique_ptr<UcxContext>> UcxContext::Create(const std::string& tls, const std::string& net_devices,
+                                                         std::vector<std::string> put_transports) {
+  if (tls != "shm" && tls != "tcp" && tls != "rdma" && tls != "auto") {
+    return InvalidArgumentError("transport tls \"" + tls + "\" is not known; use auto, shm, rdma or tcp");
+  }
+  if (tls == "rdma" && put_transports.empty()) {
+    return FailedPreconditionError(
+        "transport tls=rdma: UCX has no lane here that writes a peer's memory without its help "
+        "(net_devices=" +
+        net_devices + "); `baton doctor` says what is missing");
   }
   std::unique_ptr<UcxContext> context(new UcxContext);
-  context->shared_ = tls != "tcp";
+  context->shared_ = tls == "shm" || tls == "auto";
+  context->must_put_ = tls == "rdma";
+  context->put_transports_ = std::move(put_transports);
   BATON_RETURN_IF_ERROR(context->Init(tls, net_devices));
   BATON_RETURN_IF_ERROR(context->MakeWorker());
   return context;
@@ -75,13 +84,16 @@ Status UcxContext::Init(const std::string& tls, const std::string& net_devices) 
   // while it holds an entry stops the queue for good, for every other sender too. TCP connections fail one by one.
   // TX_SEG_SIZE: twice the bandwidth of the default 8 KiB. Through ucp_config_modify the key has no TCP_ before it
   // (the environment's has).
-  const std::pair<const char*, const char*> settings[] = {{"TLS", shared_ ? "posix,tcp" : "tcp"},
-                                                          {"NET_DEVICES", net_devices.c_str()},
-                                                          {"MM_ERROR_HANDLING", "n"},
-                                                          {"KEEPALIVE_INTERVAL", "200ms"},
-                                                          {"TX_SEG_SIZE", "64K"}};
+  std::string transports = shared_ ? "posix,tcp" : "tcp";
+  for (const std::string& transport : put_transports_) transports += transport == "tcp" ? "" : "," + transport;
+  std::vector<std::pair<const char*, const char*>> settings = {{"TLS", transports.c_str()},
+                                                               {"NET_DEVICES", net_devices.c_str()},
+                                                               {"KEEPALIVE_INTERVAL", "200ms"},
+                                                               {"TX_SEG_SIZE", "64K"}};
+  if (shared_) settings.emplace_back("MM_ERROR_HANDLING", "n");  // UCX warns about keys that nobody takes
+  // A cache of registrations would give two peers one key.
+  if (!put_transports_.empty()) settings.emplace_back("RCACHE_ENABLE", "n");
   for (const auto& [key, value] : settings) {
-    if (!shared_ && std::string_view(key).starts_with("MM_")) continue;  // UCX warns about keys that nobody takes
     const ucs_status_t s = ucp_config_modify(config, key, value);
     if (s == UCS_OK) continue;
     ucp_config_release(config);
@@ -89,7 +101,9 @@ Status UcxContext::Init(const std::string& tls, const std::string& net_devices) 
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  // Not where nobody puts: over TCP UCX carries out a put to whatever address the sender names.
+  if (shared_ || !put_transports_.empty()) params.features |= UCP_FEATURE_RMA;
   params.name = "baton";
   const ucs_status_t s = ucp_init(&params, config, &context_);
   ucp_config_release(config);
@@ -121,7 +135,21 @@ Status UcxContext::MakeWorker() {
   return OkStatus();
 }
 
-Status UcxContext::AllocatePool(size_t bytes) { return shared_ ? MapShared(bytes) : MapPrivate(bytes); }
+Status UcxContext::AllocatePool(size_t bytes) {
+  BATON_RETURN_IF_ERROR(shared_ ? MapShared(bytes) : MapPrivate(bytes));
+  return put_transports_.empty() ? OkStatus() : PreparePuts();
+}
+
+Status UcxContext::PreparePuts() {
+  auto key = MakeKey();
+  if (key.ok()) {
+    source_ = key->memory;
+    return OkStatus();
+  }
+  if (must_put_) return key.status();
+  put_transports_.clear();
+  return OkStatus();
+}
 
 Status UcxContext::MapShared(size_t bytes) {
   BATON_RETURN_IF_ERROR(CheckShmRoom(bytes));
@@ -140,14 +168,37 @@ Status UcxContext::MapShared(size_t bytes) {
   }
   BATON_CHECK(reinterpret_cast<uintptr_t>(attr.address) % 4096 == 0, "shared memory is page-aligned");
   pool_ = {static_cast<std::byte*>(attr.address), bytes};
+  BATON_ASSIGN_OR_RETURN(rkey_, PackKey(memory_));
+  return OkStatus();
+}
+
+StatusOr<std::vector<std::byte>> UcxContext::PackKey(ucp_mem_h memory) {
   void* rkey = nullptr;
   size_t rkey_bytes = 0;
-  if (ucs_status_t s = ucp_rkey_pack(context_, memory_, &rkey, &rkey_bytes); s != UCS_OK) {
+  if (ucs_status_t s = ucp_rkey_pack(context_, memory, &rkey, &rkey_bytes); s != UCS_OK) {
     return FromUcx(s, "KV pool: remote key");
   }
-  rkey_.assign(static_cast<std::byte*>(rkey), static_cast<std::byte*>(rkey) + rkey_bytes);
+  std::vector<std::byte> out(static_cast<std::byte*>(rkey), static_cast<std::byte*>(rkey) + rkey_bytes);
   ucp_rkey_buffer_release(rkey);
-  return OkStatus();
+  return out;
+}
+
+StatusOr<UcxContext::PoolKey> UcxContext::MakeKey() {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
+  params.address = pool_.data();
+  params.length = pool_.size();
+  PoolKey key;
+  if (ucs_status_t s = ucp_mem_map(context_, &params, &key.memory); s != UCS_OK) {
+    return FromUcx(s, "KV pool: registering " + MiB(pool_.size()) + " for a peer's puts (see ulimit -l)");
+  }
+  auto packed = PackKey(key.memory);
+  if (!packed.ok()) {
+    WithdrawKey(key.memory);
+    return packed.status();
+  }
+  key.packed = *std::move(packed);
+  return key;
 }
 
 Status UcxContext::MapPrivate(size_t bytes) {
@@ -161,6 +212,7 @@ Status UcxContext::MapPrivate(size_t bytes) {
 
 UcxContext::~UcxContext() {
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
+  if (source_ != nullptr) ucp_mem_unmap(context_, source_);
   if (memory_ != nullptr) {
     ucp_mem_unmap(context_, memory_);
   } else if (!pool_.empty()) {

@@ -11,8 +11,9 @@ namespace baton {
 namespace {
 
 constexpr uint32_t kMagic = 0x554b5642;  // "BVKU"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 1, kVersionWithPutLanes = 2;
 constexpr size_t kMaxHost = 256, kMaxTls = 16, kMaxAddress = 64 << 10, kMaxRkey = 4 << 10;
+constexpr size_t kMaxPutLanes = 64, kMaxLaneName = 64;
 
 Status Bad(const std::string& why) { return InvalidArgumentError("transport descriptor: " + why); }
 
@@ -21,7 +22,7 @@ Status Bad(const std::string& why) { return InvalidArgumentError("transport desc
 std::vector<std::byte> UcxDescriptor::Encode() const {
   WireWriter out;
   out.Put(kMagic);
-  out.Put(kVersion);
+  out.Put(put_lanes.empty() ? kVersion : kVersionWithPutLanes);
   out.PutText(host);
   out.Put(instance);
   out.PutText(tls);
@@ -29,6 +30,10 @@ std::vector<std::byte> UcxDescriptor::Encode() const {
   out.PutBytes(rkey);
   out.Put(pool_base);
   out.Put(pool_bytes);
+  if (!put_lanes.empty()) {
+    out.Put(static_cast<uint16_t>(put_lanes.size()));
+    for (const std::string& lane : put_lanes) out.PutText(lane);
+  }
   out.Put(Hash64(out.bytes()));
   return out.Take();
 }
@@ -39,9 +44,9 @@ StatusOr<UcxDescriptor> UcxDescriptor::Parse(std::span<const std::byte> bytes) {
   const auto magic = in.Get<uint32_t>();
   const auto version = in.Get<uint16_t>();
   if (!in.ok() || magic != kMagic) return Bad("not of a ucx transport; do both workers use the same transport?");
-  if (version != kVersion) {
-    return Bad("version " + std::to_string(version) + ", this process speaks " + std::to_string(kVersion) +
-               "; run one release on both workers");
+  if (version != kVersion && version != kVersionWithPutLanes) {
+    return Bad("version " + std::to_string(version) + ", this process speaks " + std::to_string(kVersionWithPutLanes) +
+               " and lower; run one release on both workers");
   }
   UcxDescriptor d;
   d.host = in.GetText(kMaxHost);
@@ -53,11 +58,17 @@ StatusOr<UcxDescriptor> UcxDescriptor::Parse(std::span<const std::byte> bytes) {
   d.rkey.assign(rkey.begin(), rkey.end());
   d.pool_base = in.Get<uint64_t>();
   d.pool_bytes = in.Get<uint64_t>();
+  if (version == kVersionWithPutLanes) {
+    const auto lanes = in.Get<uint16_t>();
+    if (lanes == 0 || lanes > kMaxPutLanes) return Bad("of " + std::to_string(lanes) + " lanes for puts");
+    for (uint16_t i = 0; i < lanes; ++i) d.put_lanes.push_back(in.GetText(kMaxLaneName));
+  }
   const auto checksum = in.Get<uint64_t>();
   if (!in.Finished()) return Bad("truncated or too long");
   if (checksum != Hash64(bytes.first(bytes.size() - sizeof(uint64_t)))) return Bad("damaged (checksum)");
   if (d.address.empty()) return Bad("without a worker address");
-  if (d.tls != "shm" && d.tls != "tcp" && d.tls != "auto") return Bad("unknown tls \"" + d.tls + "\"");
+  if (d.tls != "shm" && d.tls != "tcp" && d.tls != "rdma" && d.tls != "auto")
+    return Bad("unknown tls \"" + d.tls + "\"");
   if (d.pool_bytes == 0 || d.pool_bytes > UINT64_MAX - d.pool_base) return Bad("pool range is not valid");
   return d;
 }

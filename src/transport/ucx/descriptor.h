@@ -15,11 +15,14 @@ namespace baton {
 struct UcxDescriptor {
   std::string host;                // ThisHost() of the process
   uint64_t instance = 0;           // random per transport object
-  std::string tls;                 // "shm", "tcp" or "auto"
+  std::string tls;                 // "shm", "tcp", "rdma" or "auto"
   std::vector<std::byte> address;  // of the UCX worker
   std::vector<std::byte> rkey;     // empty: the pool is not offered for one-sided writes
   uint64_t pool_base = 0;          // the pool's address in that process
   uint64_t pool_bytes = 0;
+  // Transports on which it takes puts under a key: a writer that has one of them in common may use it. Empty: none,
+  // and the bytes are those of the version before this field.
+  std::vector<std::string> put_lanes;
 
   std::vector<std::byte> Encode() const;
   // kInvalidArgument, with the reason.

@@ -11,6 +11,8 @@
 #include <random>
 #include <utility>
 
+#include "transport/ucx/lanes.h"
+
 namespace baton {
 namespace {
 
@@ -51,7 +53,13 @@ UcxEngine::UcxEngine(UcxOptions options, Waker* waker)
     : options_(std::move(options)), instance_(RandomInstance()), events_(waker), admissions_(&events_, &counters_) {}
 
 Status UcxEngine::Init() {
-  BATON_ASSIGN_OR_RETURN(context_, UcxContext::Create(options_.tls, options_.net_devices));
+  std::vector<std::string> put_transports;
+  if (options_.tls == "auto" || options_.tls == "rdma") {
+    BATON_ASSIGN_OR_RETURN(const UcxOffer offer, QueryUcx());
+    put_transports = PutTransports(offer.lanes, options_.net_devices);
+  }
+  if (options_.puts_over_tcp) put_transports = {"tcp"};
+  BATON_ASSIGN_OR_RETURN(context_, UcxContext::Create(options_.tls, options_.net_devices, std::move(put_transports)));
   writer_ = std::make_unique<UcxWriter>(context_.get(), options_, &events_, &counters_);
   reader_ = std::make_unique<UcxReader>(context_.get(), options_, instance_, &admissions_, &counters_);
   BATON_RETURN_IF_ERROR(SetHandlers());
@@ -124,6 +132,7 @@ std::vector<std::byte> UcxEngine::LocalDescriptor() const {
   d.rkey = context_->rkey();
   d.pool_base = reinterpret_cast<uint64_t>(context_->pool().data());
   d.pool_bytes = context_->pool().size();
+  d.put_lanes = context_->put_transports();
   return d.Encode();
 }
 
@@ -150,6 +159,10 @@ void UcxEngine::Handle(CloseCommand command, TimePoint) {
   reader_->Close(command.peer);
   severing_.insert(command.peer);
 }
+void UcxEngine::Handle(FenceCommand command, TimePoint) {
+  reader_->Fence(command.writer);
+  fencing_.insert(command.writer);
+}
 void UcxEngine::Handle(RetiredCommand command, TimePoint now) {
   reader_->WatchRetired(command.ticket, now + options_.retire_timeout);
 }
@@ -171,10 +184,15 @@ bool UcxEngine::RunCommands(TimePoint now) {
   return !commands.empty();
 }
 
-void UcxEngine::ReportSevered() {
+void UcxEngine::ReportClosed() {
   std::erase_if(severing_, [this](const ProcessId& peer) {
     if (writer_->Closing(peer) || reader_->Closing(peer)) return false;
     events_.Push(Severed{peer});
+    return true;
+  });
+  std::erase_if(fencing_, [this](const ProcessId& writer) {
+    if (reader_->Closing(writer)) return false;
+    events_.Push(Fenced{writer});
     return true;
   });
 }
@@ -191,7 +209,7 @@ void UcxEngine::Run() {
     for (int i = 0; i < kProgressCalls && ucp_worker_progress(context_->worker()) != 0; ++i) did = true;
     did |= writer_->Advance(now);
     did |= reader_->Advance(now);
-    ReportSevered();
+    ReportClosed();
     now = clock_.Now();
     if (did) {
       last = now;
@@ -252,6 +270,7 @@ void UcxTransport::Admit(const Ticket& ticket, const ProcessId& writer, std::vec
   engine_->admissions().Admit(ticket, writer, std::move(block_base), std::move(block_bytes));
 }
 void UcxTransport::Retire(const Ticket& ticket) { engine_->Retire(ticket); }
+void UcxTransport::Fence(const ProcessId& writer) { engine_->Push(UcxEngine::FenceCommand{writer}); }
 void UcxTransport::Post(TransferPost post) { engine_->Push(std::move(post)); }
 void UcxTransport::Poll(std::vector<TransportEvent>* events) { engine_->events().Take(events); }
 TransportCounters UcxTransport::counters() const { return engine_->counters(); }

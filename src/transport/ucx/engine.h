@@ -37,7 +37,10 @@ class UcxEngine {
   struct RetiredCommand {
     Ticket ticket;
   };
-  using Command = std::variant<OpenCommand, CloseCommand, RetiredCommand, TransferPost>;
+  struct FenceCommand {
+    ProcessId writer;
+  };
+  using Command = std::variant<OpenCommand, CloseCommand, RetiredCommand, FenceCommand, TransferPost>;
 
   StatusOr<std::span<std::byte>> AllocatePool(size_t bytes);
   std::vector<std::byte> LocalDescriptor() const;
@@ -53,12 +56,13 @@ class UcxEngine {
   Status SetHandlers();
   void Run();
   bool RunCommands(TimePoint now);
-  void ReportSevered();
+  void ReportClosed();
   void Sleep(TimePoint now, bool may_nap);
   void Shutdown();
   void Handle(OpenCommand command, TimePoint now);
   void Handle(CloseCommand command, TimePoint now);
   void Handle(RetiredCommand command, TimePoint now);
+  void Handle(FenceCommand command, TimePoint now);
   void Handle(TransferPost post, TimePoint now);
 
   const UcxOptions options_;
@@ -70,8 +74,8 @@ class UcxEngine {
   std::unique_ptr<UcxContext> context_;
   std::unique_ptr<UcxWriter> writer_;
   std::unique_ptr<UcxReader> reader_;
-  int wake_fd_ = -1;              // eventfd: a command was queued, or stop
-  std::set<ProcessId> severing_;  // progress thread
+  int wake_fd_ = -1;                        // eventfd: a command was queued, or stop
+  std::set<ProcessId> severing_, fencing_;  // progress thread
 
   std::mutex mutex_;
   std::vector<Command> commands_;

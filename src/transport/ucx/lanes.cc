@@ -121,6 +121,24 @@ std::string_view Word(UcxLaneKind kind) {
   return "?";
 }
 
+std::vector<std::string> PutTransports(const std::vector<UcxLane>& lanes, const std::string& net_devices) {
+  std::vector<std::string> out;
+  const std::string listed = "," + net_devices + ",";
+  for (const UcxLane& lane : lanes) {
+    const bool allowed = net_devices == "all" || listed.find("," + lane.device + ",") != std::string::npos;
+    if (!lane.rdma() || !allowed || std::find(out.begin(), out.end(), lane.transport) != out.end()) continue;
+    out.push_back(lane.transport);
+  }
+  return out;
+}
+
+std::string CommonTransport(const std::vector<std::string>& ours, const std::vector<std::string>& theirs) {
+  for (const std::string& transport : ours) {
+    if (std::find(theirs.begin(), theirs.end(), transport) != theirs.end()) return transport;
+  }
+  return "";
+}
+
 void SilenceUcx() {
   if (std::getenv("UCX_LOG_LEVEL") == nullptr) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
 }

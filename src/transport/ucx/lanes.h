@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "baton/status.h"
@@ -45,6 +46,12 @@ struct UcxOffer {
 // Opens every transport of every device for a moment. A device that does not open is left out, as UCX itself
 // leaves it out. Before a UcxTransport or beside it; any thread, one at a time.
 StatusOr<UcxOffer> QueryUcx();
+
+// The transports of `lanes` on which a peer's memory is written without its help, among the devices that may be used
+// (UCX's names, separated by commas, or "all"). By what they can do; each once, in order.
+std::vector<std::string> PutTransports(const std::vector<UcxLane>& lanes, const std::string& net_devices);
+// The first of `ours` that is in `theirs`; "": they have none in common.
+std::string CommonTransport(const std::vector<std::string>& ours, const std::vector<std::string>& theirs);
 
 // UCX writes its warnings to stdout; from here on, unless the environment sets UCX_LOG_LEVEL, it writes none.
 void SilenceUcx();

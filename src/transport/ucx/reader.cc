@@ -26,7 +26,10 @@ struct UcxReader::Placement {
 struct UcxReader::Link {
   uint64_t number = 0;
   ProcessId writer;
+  TransferMode mode{};
   std::unique_ptr<UcxEndpoint> endpoint;
+  ucp_mem_h key = nullptr;        // kKeyedPut: until it is withdrawn
+  std::vector<std::byte> packed;  // as the writer got it
   std::list<std::unique_ptr<Placement>> placements;
 };
 
@@ -60,37 +63,74 @@ Status UcxReader::CheckHello(const LinkHello& hello) const {
   if (hello.mode == TransferMode::kOneSided && context_->rkey().empty()) {
     return FailedPreconditionError("the reader offers no shared memory (tls=tcp)");
   }
+  if (hello.mode == TransferMode::kKeyedPut && context_->put_transports().empty()) {
+    return FailedPreconditionError("the reader has no transport for one-sided puts");
+  }
   return OkStatus();
+}
+
+// A key that another link has too would live on when this one is withdrawn. UCX's emulation over TCP has no keys: there
+// the end of the connection is the fence.
+Status UcxReader::GiveKey(Link& link, std::vector<std::byte>* packed) {
+  BATON_ASSIGN_OR_RETURN(UcxContext::PoolKey key, context_->MakeKey());
+  link.key = key.memory;
+  link.packed = *packed = std::move(key.packed);
+  if (options_.puts_over_tcp) return OkStatus();
+  for (const auto& [number, other] : links_) {
+    if (other->key != nullptr && other->packed == link.packed) {
+      return FailedPreconditionError("UCX gives two writers one key, which could not be withdrawn from one of them");
+    }
+  }
+  return OkStatus();
+}
+
+void UcxReader::Cut(Link& link) {
+  link.endpoint->Close(UcxEndpoint::CloseMode::kForce);
+  if (link.key != nullptr) context_->WithdrawKey(std::exchange(link.key, nullptr));
+}
+
+void UcxReader::Fence(const ProcessId& writer) {
+  for (auto& [number, link] : links_) {
+    if (link->writer == writer && link->mode == TransferMode::kKeyedPut) Cut(*link);
+  }
 }
 
 void UcxReader::AcceptHello(const LinkHello& hello) {
   if (links_.size() >= options_.max_inbound_links || links_.contains(hello.link)) return;
   auto endpoint = UcxEndpoint::Connect(context_->worker(), hello.address);
   if (!endpoint.ok()) return;  // the writer's deadline tells it
-  const Status status = CheckHello(hello);
+  Status status = CheckHello(hello);
   if (status.ok()) {
     for (auto& [number, link] : links_) {  // a writer has one link: the newest
-      if (link->writer == hello.writer) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
+      if (link->writer == hello.writer) Cut(*link);
     }
   }
   auto link = std::make_unique<Link>();
   link->number = hello.link;
   link->writer = hello.writer;
+  link->mode = hello.mode;
   link->endpoint = *std::move(endpoint);
-  link->endpoint->Send(LinkMessage::kAnswer, LinkAnswer{hello.link, status}.Encode());
-  if (!status.ok()) link->endpoint->Close(UcxEndpoint::CloseMode::kFlush);
+  LinkAnswer answer{hello.link, {}, {}};
+  if (status.ok() && link->mode == TransferMode::kKeyedPut) status = GiveKey(*link, &answer.key);
+  answer.status = status;
+  if (!status.ok()) answer.key.clear();
+  link->endpoint->Send(LinkMessage::kAnswer, answer.Encode());
+  if (!status.ok()) {
+    link->endpoint->Close(UcxEndpoint::CloseMode::kFlush);
+    if (link->key != nullptr) context_->WithdrawKey(std::exchange(link->key, nullptr));
+  }
   links_.emplace(hello.link, std::move(link));
 }
 
 void UcxReader::Close(const ProcessId& peer) {
   for (auto& [number, link] : links_) {
-    if (link->writer == peer) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
+    if (link->writer == peer) Cut(*link);
   }
 }
 
 void UcxReader::CloseAll() {
   hellos_.clear();
-  for (auto& [number, link] : links_) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
+  for (auto& [number, link] : links_) Cut(*link);
 }
 
 bool UcxReader::Closing(const ProcessId& peer) const {
@@ -201,7 +241,7 @@ void UcxReader::CutOverdue(TimePoint now) {
     for (auto& [number, link] : links_) {
       const bool places = std::any_of(link->placements.begin(), link->placements.end(),
                                       [&](auto& p) { return p->ticket == entry.first; });
-      if (places) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
+      if (places) Cut(*link);
     }
     return true;
   });
@@ -220,7 +260,7 @@ bool UcxReader::Advance(TimePoint now) {
   bool did = !hellos_.empty();
   for (const LinkHello& hello : std::exchange(hellos_, {})) AcceptHello(hello);
   for (auto& [number, link] : links_) {
-    if (link->endpoint->broken()) link->endpoint->Close(UcxEndpoint::CloseMode::kForce);
+    if (link->endpoint->broken()) Cut(*link);
   }
   CutOverdue(now);
   std::erase_if(links_, [](auto& entry) { return entry.second->endpoint->Closed(); });

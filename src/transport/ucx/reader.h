@@ -34,7 +34,8 @@ class UcxReader {
   // The ticket was retired while bytes were being placed; its links are cut if that outlives the deadline.
   void WatchRetired(const Ticket& ticket, TimePoint deadline);
   void Close(const ProcessId& peer);
-  bool Advance(TimePoint now);  // hellos, broken links, one slice of a digest; true if anything was done
+  void Fence(const ProcessId& writer);  // over when it is not Closing any more
+  bool Advance(TimePoint now);          // hellos, broken links, one slice of a digest; true if anything was done
   bool Pending() const;
   bool Closing(const ProcessId& peer) const;
   bool closing_any() const;
@@ -49,6 +50,8 @@ class UcxReader {
   Link* FindLink(uint64_t number);
   void AcceptHello(const LinkHello& hello);
   Status CheckHello(const LinkHello& hello) const;
+  Status GiveKey(Link& link, std::vector<std::byte>* packed);
+  void Cut(Link& link);  // by force; its key is withdrawn at once
   void Answer(Link& link, OpId op, uint32_t part, Status status);
   void Place(Link& link, const LinkData& data, std::span<const std::span<std::byte>> places, void* descriptor);
   void CutOverdue(TimePoint now);

@@ -1,6 +1,7 @@
-// KvTransport between processes, over UCX (API level 1.13): same-host shared memory (one-sided puts into the
-// reader's pool) and TCP (receiver-posted active messages). One progress thread per transport makes every UCX
-// call after AllocatePool; it sleeps when nothing happens. Never fork after a UcxTransport was made.
+// KvTransport between processes, over UCX (API level 1.13): same-host shared memory (one-sided stores into
+// the reader's pool), RDMA (puts under a key of the writer's own) and TCP (receiver-posted active messages). One
+// progress thread per transport makes every UCX call after AllocatePool; it sleeps when nothing happens. Never fork
+// after a UcxTransport was made.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,9 @@
 namespace baton {
 
 struct UcxOptions {
-  ProcessId self;                                 // what readers see as the writer of a chunk
-  std::string tls = "auto";                       // "shm", "tcp", or "auto": shm to peers on this host, else tcp
+  ProcessId self;  // what readers see as the writer of a chunk
+  // "shm", "tcp", "rdma", or "auto": shm to peers on this host, else RDMA where both have it, else tcp.
+  std::string tls = "auto";
   std::string net_devices = "lo";                 // the devices that TCP listens on, comma-separated, or "all"
   Duration op_timeout = std::chrono::seconds(5);  // without progress of an op: the path counts as broken
   Duration open_timeout = std::chrono::seconds(5);
@@ -28,6 +30,9 @@ struct UcxOptions {
   uint64_t max_in_flight_bytes = 64ull << 20;         // per peer, receiver-posted
   uint32_t max_pending_ops = 4096;                    // a Post beyond it ends at once with RESOURCE_EXHAUSTED
   uint32_t max_inbound_links = 1024;
+  // For tests, of both sides: TCP is taken for a transport of one-sided puts. UCX carries them out in the reader's
+  // progress thread, so the code is that of RDMA and the speed is not.
+  bool puts_over_tcp = false;
 };
 
 class UcxEngine;
@@ -48,6 +53,7 @@ class UcxTransport : public KvTransport {
   void Admit(const Ticket& ticket, const ProcessId& writer, std::vector<uint64_t> block_base,
              std::vector<uint64_t> block_bytes) override;
   void Retire(const Ticket& ticket) override;
+  void Fence(const ProcessId& writer) override;
   void Post(TransferPost post) override;
   void Poll(std::vector<TransportEvent>* events) override;
   void AppendMetrics(std::vector<Metric>* metrics) const override { Append(counters(), metrics); }

@@ -7,6 +7,7 @@
 
 #include "transport/digest_copy.h"
 #include "transport/pieces.h"
+#include "transport/ucx/lanes.h"
 
 namespace baton {
 namespace {
@@ -33,6 +34,13 @@ struct UcxWriter::Batch {
   bool placed = false;  // the reader answered
 };
 
+struct UcxWriter::Put {
+  UcxWriter* writer = nullptr;
+  Link* link = nullptr;
+  Op* op = nullptr;
+  uint64_t bytes = 0;
+};
+
 struct UcxWriter::Op {
   TransferPost post;
   Link* link = nullptr;
@@ -41,6 +49,7 @@ struct UcxWriter::Op {
   StreamHash64 hash;
   uint32_t waiting = 0;  // batches not yet complete
   bool posted = false;   // nothing more will be posted
+  bool flushed = false;  // kKeyedPut: the flush was posted
   Status status;
   TimePoint deadline = kNever;  // moves with every progress
   std::vector<std::unique_ptr<Batch>> batches;
@@ -52,7 +61,7 @@ struct UcxWriter::Link {
   UcxDescriptor remote;
   TransferMode mode{};
   std::unique_ptr<UcxEndpoint> endpoint;
-  ucp_rkey_h rkey = nullptr;
+  ucp_rkey_h rkey = nullptr;    // of the pool, or of this link
   std::byte* mapped = nullptr;  // one-sided: the reader's pool in this process
   bool open = false;
   bool closing = false;
@@ -88,6 +97,12 @@ UcxWriter::Link* UcxWriter::FindLink(uint64_t number) {
 StatusOr<TransferMode> UcxWriter::ChooseMode(const UcxDescriptor& remote) const {
   const bool same_host = remote.host == host_;
   const bool shared = same_host && !remote.rkey.empty();
+  const bool puts = !CommonTransport(context_->put_transports(), remote.put_lanes).empty();
+  if (options_.tls == "rdma" || remote.tls == "rdma") {
+    if (puts) return TransferMode::kKeyedPut;
+    return FailedPreconditionError("this worker uses tls=" + options_.tls + ", the reader tls=" + remote.tls +
+                                   "; they have no RDMA transport in common");
+  }
   if (options_.tls == "shm" || remote.tls == "shm") {
     if (!same_host) return FailedPreconditionError("tls=shm, but the reader is on another host; set tls=auto or tcp");
     if (!shared || options_.tls == "tcp") {
@@ -97,6 +112,7 @@ StatusOr<TransferMode> UcxWriter::ChooseMode(const UcxDescriptor& remote) const 
     return TransferMode::kOneSided;
   }
   if (options_.tls == "auto" && remote.tls == "auto" && shared) return TransferMode::kOneSided;
+  if (puts) return TransferMode::kKeyedPut;
   return TransferMode::kReceiverPosted;
 }
 
@@ -143,7 +159,11 @@ Status UcxWriter::Connect(Link& link) {
   return OkStatus();
 }
 
-std::string UcxWriter::LaneOf(const Link& link) { return link.mode == TransferMode::kOneSided ? "posix" : "tcp"; }
+std::string UcxWriter::LaneOf(const Link& link) const {
+  if (link.mode == TransferMode::kOneSided) return "posix";
+  if (link.mode == TransferMode::kReceiverPosted) return "tcp";
+  return CommonTransport(context_->put_transports(), link.remote.put_lanes);
+}
 
 void UcxWriter::OnAnswer(std::span<const std::byte> message) {
   const auto answer = LinkAnswer::Parse(message);
@@ -153,6 +173,13 @@ void UcxWriter::OnAnswer(std::span<const std::byte> message) {
   if (!answer->status.ok()) {
     link->endpoint->Break(answer->status);  // Advance reports it
     return;
+  }
+  if (link->mode == TransferMode::kKeyedPut) {
+    if (answer->key.empty()) return link->endpoint->Break(InvalidArgumentError("the reader gave no key"));
+    if (ucs_status_t s = ucp_ep_rkey_unpack(link->endpoint->ep(), answer->key.data(), &link->rkey); s != UCS_OK) {
+      link->rkey = nullptr;
+      return link->endpoint->Break(FromUcx(s, "the reader's key cannot be used"));
+    }
   }
   link->open = true;
   link->open_deadline = kNever;
@@ -172,7 +199,7 @@ void UcxWriter::Lose(Link& link, Status why) {
 void UcxWriter::BeginClose(Link& link, Status why) {
   link.closing = true;
   link.why = std::move(why);
-  if (link.rkey != nullptr) {  // unmaps the reader's pool
+  if (link.rkey != nullptr && link.mode == TransferMode::kOneSided) {  // unmaps the reader's pool
     ucp_rkey_destroy(link.rkey);
     link.rkey = nullptr;
   }
@@ -207,12 +234,13 @@ void UcxWriter::FinishLink(Link& link) {
   for (auto& op : link.waiting) Report(*op, link.why);
   link.active.clear();
   link.waiting.clear();
+  if (link.rkey != nullptr) ucp_rkey_destroy(std::exchange(link.rkey, nullptr));  // no put uses it any more
 }
 
 // ---- ops ----------------------------------------------------------------------------------------
 
 Status UcxWriter::CheckTargets(const Op& op, const Link& link) const {
-  if (link.mode != TransferMode::kOneSided) return OkStatus();
+  if (link.mode == TransferMode::kReceiverPosted) return OkStatus();
   const uint64_t pool = link.remote.pool_bytes;
   for (const CopyPiece& p : op.pieces) {
     const bool known = p.target_block < op.post.target_base.size();
@@ -297,17 +325,23 @@ bool UcxWriter::PostSlice(Link& link, TimePoint now) {
   }
   Op& op = *link.current;
   bool did = true;
-  if (link.mode == TransferMode::kOneSided) {
-    PutSlice(link, op);
-  } else {
-    did = SendBatch(link, op);
+  switch (link.mode) {
+    case TransferMode::kOneSided:
+      StoreSlice(link, op);
+      break;
+    case TransferMode::kKeyedPut:
+      did = PutSlice(link, op);
+      break;
+    case TransferMode::kReceiverPosted:
+      did = SendBatch(link, op);
+      break;
   }
   if (op.posted) link.current = nullptr;
   return did;
 }
 
 // Stores straight into the reader's pool, which is mapped here: complete at the target once fenced.
-void UcxWriter::PutSlice(Link& link, Op& op) {
+void UcxWriter::StoreSlice(Link& link, Op& op) {
   const std::span<std::byte> pool = context_->pool();
   for (uint64_t bytes = 0; op.next < op.pieces.size() && bytes < kSliceBytes; ++op.next) {
     const CopyPiece& piece = op.pieces[op.next];
@@ -322,6 +356,64 @@ void UcxWriter::PutSlice(Link& link, Op& op) {
   FenceCopies();
   op.posted = op.next == op.pieces.size();
   op.deadline = now_ + options_.op_timeout;
+}
+
+// Puts, and after the op's last one a flush: when that is over, every byte is complete at the target.
+bool UcxWriter::PutSlice(Link& link, Op& op) {
+  bool did = false;
+  for (uint64_t bytes = 0; op.next < op.pieces.size() && bytes < kSliceBytes && !link.endpoint->broken();) {
+    const CopyPiece& piece = op.pieces[op.next];
+    if (link.in_flight > 0 && link.in_flight + piece.bytes > options_.max_in_flight_bytes) return did;
+    const std::span<const std::byte> source = context_->pool().subspan(piece.source, piece.bytes);
+    op.hash.Add(source);
+    auto put = std::make_unique<Put>(Put{this, &link, &op, piece.bytes});
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
+    param.memh = context_->source();
+    param.cb.send = &UcxWriter::OnPut;
+    param.user_data = put.get();
+    const uint64_t target = link.remote.pool_base + op.post.target_base[piece.target_block] + piece.target_offset;
+    void* request = ucp_put_nbx(link.endpoint->ep(), source.data(), source.size(), target, link.rkey, &param);
+    Count(counters_->pieces);
+    ++op.next;
+    bytes += piece.bytes;
+    did = true;
+    if (!Issue(link, op, request, std::move(put))) return did;
+  }
+  if (op.next < op.pieces.size() || op.flushed || link.endpoint->broken()) return did;
+  auto flush = std::make_unique<Put>(Put{this, &link, &op, 0});
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.cb.send = &UcxWriter::OnPut;
+  param.user_data = flush.get();
+  op.flushed = op.posted = true;
+  Issue(link, op, ucp_ep_flush_nbx(link.endpoint->ep(), &param), std::move(flush));
+  return true;
+}
+
+// False: the link broke.
+bool UcxWriter::Issue(Link& link, Op& op, void* request, std::unique_ptr<Put> put) {
+  op.deadline = now_ + options_.op_timeout;
+  if (UCS_PTR_IS_ERR(request)) {
+    link.endpoint->Break(FromUcx(UCS_PTR_STATUS(request), "put"));
+    return false;
+  }
+  if (!UCS_PTR_IS_PTR(request)) return true;  // over already
+  link.endpoint->Hold();
+  link.in_flight += put->bytes;
+  ++op.waiting;
+  put.release();  // OnPut deletes it
+  return true;
+}
+
+void UcxWriter::OnPut(void* request, ucs_status_t status, void* user) {
+  const std::unique_ptr<Put> put(static_cast<Put*>(user));
+  put->link->endpoint->Release();
+  put->link->in_flight -= put->bytes;
+  --put->op->waiting;
+  put->op->deadline = put->writer->now_ + put->writer->options_.op_timeout;
+  if (status != UCS_OK) put->link->endpoint->Break(FromUcx(status, "put"));
+  ucp_request_free(request);
 }
 
 bool UcxWriter::SendBatch(Link& link, Op& op) {

@@ -46,24 +46,28 @@ class UcxWriter {
 
  private:
   struct Batch;  // one data message
+  struct Put;    // one put under a key, or the flush after an op's
   struct Op;
   struct Link;
 
   StatusOr<TransferMode> ChooseMode(const UcxDescriptor& remote) const;
   Status Connect(Link& link);
-  static std::string LaneOf(const Link& link);
+  std::string LaneOf(const Link& link) const;
   Link* FindOpen(const ProcessId& peer);
   Link* FindLink(uint64_t number);
   Status CheckTargets(const Op& op, const Link& link) const;
   bool AdvanceLink(Link& link, TimePoint now);
   bool PostSlice(Link& link, TimePoint now);
-  void PutSlice(Link& link, Op& op);
+  void StoreSlice(Link& link, Op& op);
+  bool PutSlice(Link& link, Op& op);
+  bool Issue(Link& link, Op& op, void* request, std::unique_ptr<Put> put);
   bool SendBatch(Link& link, Op& op);
   bool ReapOps(Link& link);
   void Report(Op& op, Status status);
   void Lose(Link& link, Status why);
   void BeginClose(Link& link, Status why);
   void FinishLink(Link& link);
+  static void OnPut(void* request, ucs_status_t status, void* user);
   static void OnBatchSent(void* request, ucs_status_t status, void* user);
 
   UcxContext* const context_;

@@ -90,7 +90,11 @@ class PeerProcess {
   const ProcessId& id() const { return id_; }
 
  private:
-  static std::string Word(Kind kind) { return kind == Kind::kUcxShm ? "shm" : kind == Kind::kUcxTcp ? "tcp" : "grpc"; }
+  static std::string Word(Kind kind) {
+    if (kind == Kind::kUcxShm) return "shm";
+    if (kind == Kind::kUcxKeyed) return "keyed";
+    return kind == Kind::kUcxTcp ? "tcp" : "grpc";
+  }
 
   const ProcessId id_;
   pid_t pid_ = 0;
@@ -111,6 +115,7 @@ std::string HexOf(std::span<const std::byte> bytes) {
 class ProcessTest : public testing::TestWithParam<Kind> {
  protected:
   bool one_sided() const { return GetParam() == Kind::kUcxShm; }
+  bool keyed() const { return GetParam() == Kind::kUcxKeyed; }
   void StartHere(const std::string& name) {
     here_.id = {name, {1, 5}};
     here_.transport = MakeKind(GetParam(), fabric_, here_.id, &here_.waker, options_);
@@ -202,6 +207,7 @@ TEST_P(ProcessTest, AKilledReaderEndsEveryOpAndItsNextIncarnationIsReached) {
 }
 
 TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
+  if (keyed()) GTEST_SKIP() << kOnlyEmulated;
   StartHere("d");
   for (uint64_t round = 1; round <= 3; ++round) {
     PeerProcess writer("p", round, GetParam(), 0x5A);
@@ -227,6 +233,7 @@ TEST_P(ProcessTest, AKilledWriterLeavesTicketsThatRetireToQuiet) {
 
 // A sender that dies while it holds an entry of a queue shared by all senders would silence the later ones.
 TEST_P(ProcessTest, WritersKilledInTheMiddleOfTheirNoticesDoNotDeafenTheReader) {
+  if (keyed()) GTEST_SKIP() << kOnlyEmulated;
   StartHere("d");
   const uint32_t rounds = GetParam() == Kind::kGrpcTls ? 10 : 60;  // its senders share no queue
   for (uint32_t round = 1; round <= rounds; ++round) {
@@ -267,7 +274,7 @@ TEST_P(ProcessTest, AStoppedReaderCannotHoldAWriterBeyondTheDeadline) {
   ASSERT_TRUE(here_.WaitFor<Severed>(1));
 }
 
-TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
+TEST_P(ProcessTest, AStoppedWriterCannotKeepATicketFromItsFence) {
   options_.retire_timeout = std::chrono::milliseconds(200);
   PeerProcess writer("p", 1, GetParam(), 0x5A);
   ASSERT_NE(writer.Expect("descriptor"), "");
@@ -285,6 +292,10 @@ TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
     writer.Signal(SIGSTOP);
     here_.transport->Retire(ticket);
     ASSERT_TRUE(here_.WaitFor<Quiet>(slot));
+    if (keyed()) {
+      here_.transport->Fence(writer.id());
+      ASSERT_TRUE(here_.WaitFor<Fenced>(slot));
+    }
     if (!one_sided()) std::memset(here_.pool.data(), 0, kPool);
     writer.Signal(SIGCONT);
     for (int i = 1; i <= 40; ++i) ASSERT_NE(writer.Expect("quiesced"), "") << "the writer hangs";
@@ -295,7 +306,8 @@ TEST_P(ProcessTest, AStoppedWriterCannotKeepAReceiverPostedTicketFromQuiet) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, ProcessTest, testing::Values(Kind::kUcxShm, Kind::kUcxTcp, Kind::kGrpcTls),
+INSTANTIATE_TEST_SUITE_P(Every, ProcessTest,
+                         testing::Values(Kind::kUcxShm, Kind::kUcxTcp, Kind::kUcxKeyed, Kind::kGrpcTls),
                          [](const auto& info) { return KindName(info.param); });
 
 }  // namespace

@@ -1,5 +1,5 @@
 // A worker in a process of its own, for the tests that kill or stop one: a transport driven by lines on stdin, its
-// events as lines on stdout. usage: transport_peer NAME COUNTER shm|tcp|grpc POOL_BYTES FILL [CA CERTIFICATE KEY]
+// events as lines on stdout. usage: transport_peer NAME COUNTER shm|tcp|keyed|grpc POOL_BYTES FILL [CA CERTIFICATE KEY]
 //   open NAME COUNTER RANDOM DESCRIPTOR   admit SLOT WRITER COUNTER RANDOM BYTES   retire SLOT
 //   post OP SLOT NAME COUNTER RANDOM INCARNATION_RANDOM BYTES    (source 0 to block 0; reader's incarnation named)
 #include <poll.h>
@@ -143,7 +143,8 @@ StatusOr<std::unique_ptr<KvTransport>> Make(Peer& peer, const std::string& kind,
   }
   UcxOptions options;
   options.self = peer.self;
-  options.tls = kind;
+  options.tls = kind == "keyed" ? "tcp" : kind;
+  options.puts_over_tcp = kind == "keyed";
   BATON_ASSIGN_OR_RETURN(auto ucx, UcxTransport::Create(std::move(options), &peer.waker));
   return std::unique_ptr<KvTransport>(std::move(ucx));
 }

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "rig.h"
+#include "transport/ucx/lanes.h"
 #include "transport/wire.h"
 
 namespace baton {
@@ -36,7 +37,7 @@ class TransportTest : public testing::TestWithParam<Kind> {
   TransferPost SimplePost(Side& reader, const Ticket& ticket, uint64_t op, uint64_t bytes) {
     return {static_cast<OpId>(op), reader.id, ticket, static_cast<ChunkIndex>(op), 1, {{0, 0, 0, bytes}}, {0}};
   }
-  bool one_sided() const { return mode_ == TransferMode::kOneSided; }
+  bool one_sided() const { return mode_ != TransferMode::kReceiverPosted; }  // the writer puts
 
   UcxOptions options_;
   LocalFabric fabric_;
@@ -266,6 +267,7 @@ TEST_P(TransportTest, BothDirectionsBetweenTwoWorkersWork) {
 
 // FF-021
 TEST_P(TransportTest, CloseInTheMiddleReportsEveryOpThenSeveredAndTheSourceIsNoLongerRead) {
+  if (GetParam() == Kind::kUcxKeyed) GTEST_SKIP() << kOnlyEmulated;
   constexpr uint64_t kBig = 32 << 20;
   constexpr uint32_t kOps = 24;
   Side& writer = Start("p", kBig);
@@ -511,6 +513,7 @@ TEST_P(TransportTest, AReaderThatGoesAwayEndsEveryOpOfItsWriters) {
 }
 
 TEST_P(TransportTest, AWriterThatGoesAwayLeavesTheReaderAbleToRetire) {
+  if (GetParam() == Kind::kUcxKeyed) GTEST_SKIP() << kOnlyEmulated;
   Side& reader = Start("d", 32 << 20);
   for (uint32_t round = 1; round <= 3; ++round) {
     Side& writer = Start("p", 32 << 20, round);
@@ -544,7 +547,7 @@ TEST_P(TransportTest, AnIdleTransportCostsNoCpu) {
 TEST(UcxOptionsTest, UnknownTransportsAndDevicesAreRefusedByName) {
   TestWaker waker;
   UcxOptions options;
-  for (const char* tls : {"rdma", "", "SHM"}) {
+  for (const char* tls : {"roce", "", "SHM"}) {
     options.tls = tls;
     EXPECT_EQ(UcxTransport::Create(options, &waker).status().code(), Code::kInvalidArgument) << tls;
   }
@@ -571,9 +574,98 @@ TEST(UcxOptionsTest, TransportsWithNothingInCommonSaySo) {
   }
 }
 
+// ---- puts under a key of the writer's own -------------------------------------------------------
+
+class KeyedPutTest : public TransportTest {};
+
+// HANDOFF 3: the fence of puts.
+TEST_P(KeyedPutTest, AfterTheFenceNoPutLandsAndTheWriterMayOpenAnew) {
+  constexpr uint64_t kBig = 16 << 20;
+  constexpr uint32_t kOps = 12, kRounds = 5;
+  Side& writer = Start("p", kBig);
+  Side& reader = Start("d", kBig);
+  Fill(writer.pool, 6);
+  uint64_t op = 0;
+  for (uint32_t round = 1; round <= kRounds; ++round) {
+    Open(writer, reader);
+    EXPECT_EQ(mode_, TransferMode::kKeyedPut);
+    EXPECT_EQ(writer.All<PeerOpened>().back().lane, "tcp");
+    const Ticket ticket = TicketNumber(reader.id, 1, round);
+    reader.transport->Admit(ticket, writer.id, {0}, {kBig});
+    for (uint32_t i = 0; i < kOps; ++i) writer.transport->Post(SimplePost(reader, ticket, ++op, kBig));
+    ASSERT_TRUE(reader.WaitFor<ChunkArrived>(reader.All<ChunkArrived>().size() + 1));
+    reader.transport->Retire(ticket);
+    reader.transport->Fence(writer.id);
+    ASSERT_TRUE(reader.WaitFor<Fenced>(round));
+    std::memset(reader.pool.data(), 0x11, kBig);
+    ASSERT_TRUE(writer.WaitFor<Quiesced>(op));
+    ASSERT_TRUE(writer.WaitFor<PeerLost>(round));
+    EXPECT_FALSE(writer.All<Quiesced>().back().status.ok()) << "they were cut in the middle";
+    writer.transport->Close(reader.id);
+    ASSERT_TRUE(writer.WaitFor<Severed>(round));
+    ASSERT_TRUE(AllAre(reader.pool, std::byte{0x11})) << "a put landed after the fence";
+  }
+  EXPECT_EQ(OpsOf(writer).size(), op);
+}
+
+TEST_P(KeyedPutTest, AFenceAgainstOneWriterLeavesTheOthersAlone) {
+  Side& first = Start("p");
+  Side& second = Start("q");
+  Side& reader = Start("d");
+  Open(first, reader);
+  Open(second, reader);
+  Fill(second.pool, 9);
+  reader.transport->Fence(first.id);
+  ASSERT_TRUE(reader.WaitFor<Fenced>(1));
+  const Ticket ticket = TicketNumber(reader.id, 1);
+  reader.transport->Admit(ticket, second.id, {0}, {kPool});
+  second.transport->Post(SimplePost(reader, ticket, 1, kPool));
+  ASSERT_TRUE(second.WaitFor<Quiesced>(1));
+  EXPECT_TRUE(second.All<Quiesced>()[0].status.ok());
+  ASSERT_TRUE(reader.WaitFor<ChunkArrived>(1));
+  EXPECT_TRUE(std::equal(second.pool.begin(), second.pool.end(), reader.pool.begin()));
+}
+
+TEST_P(KeyedPutTest, AFenceAgainstAWriterThatIsNotThereIsOverAtOnce) {
+  Side& reader = Start("d");
+  reader.transport->Fence({"nobody", {1, 1}});
+  ASSERT_TRUE(reader.WaitFor<Fenced>(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, KeyedPutTest, testing::Values(Kind::kUcxKeyed),
+                         [](const auto& info) { return KindName(info.param); });
+
+TEST(UcxLanesTest, WhatUcxOffersHereIsToldByTransportAndTcpIsNotTakenForOneSided) {
+  const auto offer = QueryUcx();
+  ASSERT_TRUE(offer.ok()) << offer.status().ToString();
+  EXPECT_FALSE(offer->version.empty());
+  size_t tcp = 0, mapped = 0;
+  for (const UcxLane& lane : offer->lanes) {
+    tcp += lane.transport == "tcp";
+    mapped += lane.maps;
+    if (lane.transport == "tcp" || lane.kind != UcxLaneKind::kNetwork) EXPECT_FALSE(lane.rdma()) << lane.transport;
+  }
+  EXPECT_GT(tcp, 0u);
+  EXPECT_GT(mapped, 0u);
+}
+
+TEST(UcxLanesTest, RdmaThatIsDemandedAndNotThereIsRefusedInWords) {
+  const auto offer = QueryUcx();
+  ASSERT_TRUE(offer.ok());
+  if (!PutTransports(offer->lanes, "all").empty()) GTEST_SKIP() << "this host has it";
+  TestWaker waker;
+  UcxOptions options;
+  options.self = {"p", {1, 1}};
+  options.tls = "rdma";
+  options.net_devices = "all";
+  const auto made = UcxTransport::Create(options, &waker);
+  ASSERT_FALSE(made.ok());
+  EXPECT_NE(made.status().message().find("baton doctor"), std::string::npos) << made.status().ToString();
+}
+
 INSTANTIATE_TEST_SUITE_P(Every, TransportTest,
-                         testing::Values(Kind::kLocal, Kind::kFake, Kind::kUcxShm, Kind::kUcxTcp, Kind::kUcxAuto,
-                                         Kind::kGrpc, Kind::kGrpcTls),
+                         testing::Values(Kind::kLocal, Kind::kFake, Kind::kUcxShm, Kind::kUcxTcp, Kind::kUcxKeyed,
+                                         Kind::kUcxAuto, Kind::kGrpc, Kind::kGrpcTls),
                          [](const auto& info) { return KindName(info.param); });
 
 }  // namespace

@@ -101,6 +101,23 @@ TEST_F(MachineFindings, AnRdmaDeviceWithoutALaneAsksForItsPortAndTheLimit) {
   ExpectOne(Weight::kSlower, "rdma", {"mlx5_0", "is a port up", "ulimit -l"});
 }
 
+TEST_F(MachineFindings, RdmaThatIsDemandedIsRefusedWhereItIsMissing) {
+  f.transport = "ucx-rdma";
+  f.shares_pool = false;
+  EXPECT_EQ(UseOf(kRdma, f), "KV");
+  EXPECT_EQ(UseOf(kTcp, f), "messages");
+  EXPECT_TRUE(WouldStart(FindingsOf(f)));
+  f.locked_memory = {8 * kMiB, 8 * kMiB};
+  EXPECT_FALSE(WouldStart(FindingsOf(f)));
+  f.locked_memory = {};
+  f.ucx.lanes.erase(f.ucx.lanes.begin() + 1);
+  f.rdma_devices.clear();
+  const auto all = FindingsOf(f);
+  EXPECT_FALSE(WouldStart(all));
+  EXPECT_EQ(all[0].subject, "rdma");
+  EXPECT_THAT(all[0].text, HasSubstr("no RDMA device"));
+}
+
 TEST_F(MachineFindings, LockedMemoryBelowThePoolMattersOnlyWithRdma) {
   f.locked_memory = {8 * kMiB, 8 * kMiB};
   ExpectOne(Weight::kSlower, "memlock", {"1.0 GiB", "8.0 MiB", "ulimit -l"});

@@ -116,6 +116,7 @@ void HandoffModel::ForEachStep(const World& s, const Try& attempt) const {
   }
   for (int t = 0; t < kTickets; ++t) {
     if (s.fence[t] == 1) attempt(step(Act::kQuiet, t), kCourse);
+    if (s.cut[t] == 1) attempt(step(Act::kFenced, options_.writer_of[s.child_of[t] - 1]), kCourse);
   }
 }
 
@@ -248,6 +249,12 @@ void HandoffModel::Apply(const Step& step, World* s) {
       s->fence[a] = 2;
       OnReader(s, Event(ReaderEvent::kQuiet, a));
       return;
+    case Act::kFenced:
+      for (int t = 0; t < kTickets; ++t) {
+        if (s->cut[t] == 1 && options_.writer_of[s->child_of[t] - 1] == a) s->cut[t] = 2;
+      }
+      OnReader(s, Event(ReaderEvent::kFenced, a));
+      return;
     case Act::kAbort:
       --s->left.aborts;
       OnReader(s, Event(ReaderEvent::kAbort, a));
@@ -288,7 +295,8 @@ void HandoffModel::Land(World* s, int put_index, bool wrong) {
     if (in_doubt || options_.bounds.late_completions) return;
     Apply({Act::kQuiesce, static_cast<uint8_t>(put_index)}, s);
   };
-  const bool fenced = options_.bounds.mode == TransferMode::kReceiverPosted && s->fence[put.ticket] == 2;
+  const bool fenced = (options_.bounds.mode == TransferMode::kReceiverPosted && s->fence[put.ticket] == 2) ||
+                      (options_.bounds.mode == TransferMode::kKeyedPut && s->cut[put.ticket] == 2);
   if (fenced && !options_.fence_is_a_lie) return complete();
   if (s->owner[slot] == 0) return Violation("a write landed in a free block");
   if (s->owner[slot] != put.ticket + 1) return Violation("a write landed in a block of another ticket");
@@ -341,6 +349,13 @@ const Outcome& HandoffModel::OnReader(World* s, uint32_t event) {
   const auto retire = [s](uint8_t t) { s->notices &= ~(((1 << kChunks * kAttempts) - 1) << PutIndex({t, 0, 0})); };
   for (const uint8_t t : o.quarantined) s->fence[t] = std::max<uint8_t>(s->fence[t], 1), retire(t);
   for (const uint8_t t : o.ready) retire(t);
+  for (int w = 0; w < kWriters; ++w) {
+    if (!Has(o.fence, w)) continue;
+    for (int t = 0; t < kTickets; ++t) {
+      if (s->child_of[t] != 0 && options_.writer_of[s->child_of[t] - 1] == w)
+        s->cut[t] = std::max<uint8_t>(s->cut[t], 1);
+    }
+  }
   for (const uint8_t t : o.freed) {
     if (s->owner[SlotOf(t)] == t + 1) s->owner[SlotOf(t)] = 0;
   }
@@ -564,6 +579,8 @@ std::string HandoffModel::Describe(const Step& step) const {
       return "the death of " + writer(a) + " is proven";
     case Act::kQuiet:
       return "the transport is quiet about " + ticket(a);
+    case Act::kFenced:
+      return writer(a) + " is cut off";
     case Act::kAbort:
       return "the reader aborts " + ticket(a);
     case Act::kEnd:

@@ -63,9 +63,10 @@ class HandoffModel {
     uint16_t notices;  // set of puts
     uint8_t puts[kPuts];
     uint8_t memory[kSlots][kChunks];
-    uint8_t owner[kSlots];       // ticket + 1 that has the slot's block; 0: free
-    uint8_t fence[kTickets];     // 0; 1: asked for; 2: holds
-    uint8_t child_of[kTickets];  // + 1
+    uint8_t owner[kSlots];                // ticket + 1 that has the slot's block; 0: free
+    uint8_t fence[kTickets];              // 0; 1: asked for; 2: holds
+    uint8_t cut[(kTickets + 7) / 8 * 8];  // mode K, the same of what its writer was granted; no padding
+    uint8_t child_of[kTickets];           // + 1
     uint8_t stage[kChildren];
     uint8_t begun, ready, unpinned;  // sets of children
     uint8_t writer_up[kWriters], reader_up[kWriters], broken[kWriters], hello[kWriters];
@@ -101,6 +102,7 @@ class HandoffModel {
     kKill,
     kProof,
     kQuiet,
+    kFenced,
     kAbort,
     kEnd,
     kGrace,

@@ -264,6 +264,7 @@ const Outcome& ReaderStates::Apply(uint32_t state, uint32_t event) {
   }
   for (const Commit& c : actions.ready) outcome.ready.push_back(static_cast<uint8_t>(IndexOf(bounds_, c.ticket)));
   for (const Ticket& t : actions.quarantined) outcome.quarantined.push_back(static_cast<uint8_t>(IndexOf(bounds_, t)));
+  for (const ProcessId& writer : actions.fence) outcome.fence |= 1 << WriterOf(writer);
   for (const Ticket& t : actions.freed) outcome.freed.push_back(static_cast<uint8_t>(IndexOf(bounds_, t)));
   outcome.next = Keep(std::move(m));
   return outcomes_.emplace(key, std::move(outcome)).first->second;
@@ -321,6 +322,8 @@ void ReaderStates::Run(ReaderTickets* m, uint32_t event, ReaderActions* out, Out
     }
     case ReaderEvent::kQuiet:
       return m->OnQuiet(TicketAt(bounds_, a), kNow, out);
+    case ReaderEvent::kFenced:
+      return m->OnFenced(WriterId(a), kNow, out);
     case ReaderEvent::kSessionLost:
       return m->OnSessionLost(WriterId(a), kNow, out);
     case ReaderEvent::kWriterDead:
@@ -408,8 +411,8 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, ReaderTicke
   for (size_t i = 0; i < slots.size(); ++i) {
     auto& [now, generation, outcomes] = slots[i];
     auto& [state, ticket, writer, mode, child, epoch, reserve_attempt, num_tokens, most_tokens, grant, extended, chunks,
-           chunks_arrived, commit, commit_until, answer, lease_end, next_abort, fence_at, quarantined_at, retired] =
-        now;
+           chunks_arrived, commit, commit_until, answer, lease_end, next_abort, fence_at, quarantined_at, retired,
+           fence] = now;
     BATON_CHECK(num_tokens == most_tokens && extended.extension == 0, "nothing migrates here");
     e << 251 << state << generation;
     SlotView& v = view->slots[i];
@@ -422,7 +425,7 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, ReaderTicke
       fence_at = TimerOrDue(fence_at);
       if (quarantined_at != kNever) quarantined_at = kNow;
       e << ticket << WriterOf(writer) << ChildOf(child) << epoch << reserve_attempt << chunks_arrived << commit_until
-        << lease_end << next_abort << fence_at << retired;
+        << lease_end << next_abort << fence_at << retired << fence;
       for (const std::optional<uint64_t>& digest : chunks) e << digest.value_or(0);
       e << commit.has_value();
       if (commit) {
@@ -439,7 +442,7 @@ std::string TicketsUnderTest::Canonical(const model::Bounds& bounds, ReaderTicke
       v.grace = commit.has_value();
       v.lease = lease_end != kNever;
       v.abort = next_abort != kNever;
-      v.fence = fence_at != kNever && retired;
+      v.fence = fence_at != kNever && (bounds.mode == TransferMode::kKeyedPut ? fence == ReaderTicket::Fence::kNone : retired);
       view->open_tickets[v.writer] |= 1 << v.ticket;
     }
     for (auto& [gone, gone_writer, gone_child, gone_epoch, gone_attempt, acked, until] : outcomes) {

@@ -69,6 +69,7 @@ enum class ReaderEvent : uint8_t {
   kBusy,         // message, writer: the same, for now
   kNotice,       // put, digest
   kQuiet,        // ticket
+  kFenced,       // writer
   kSessionLost,  // writer
   kWriterDead,   // writer
   kAbort,        // ticket
@@ -97,6 +98,7 @@ struct Outcome {
   int opened = -1, opened_for = -1;  // ticket, child
   bool busy = false;
   std::vector<uint8_t> ready, quarantined, freed;  // tickets
+  uint8_t fence = 0;                               // set of writers
 };
 
 // Messages of one direction by number.

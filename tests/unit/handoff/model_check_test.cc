@@ -52,6 +52,7 @@ ModelOptions Repush(ModelOptions o) {
 
 constexpr auto kW = TransferMode::kOneSided;
 constexpr auto kR = TransferMode::kReceiverPosted;
+constexpr auto kK = TransferMode::kKeyedPut;
 
 std::vector<Case> Cases() {
   return {
@@ -66,6 +67,8 @@ std::vector<Case> Cases() {
       {"Crash", World(kW, true, 1, 2, {.crashes = 1})},
       {"PostedBroken", World(kR, false, 1, 2, {.broken_puts = 1})},
       {"PostedCrash", World(kR, true, 1, 2, {.crashes = 1})},
+      {"KeyedBroken", World(kK, false, 1, 2, {.broken_puts = 1})},
+      {"KeyedCrash", World(kK, true, 1, 1, {.crashes = 1})},
       {"GivenUp", World(kW, false, 1, 1, {.session_breaks = 1, .broken_puts = 1, .given_up = 1})},
   };
 }
@@ -84,6 +87,8 @@ std::vector<Case> LongCases() {
       {"BrokenSession", World(kW, false, 1, 2, {.session_breaks = 1, .broken_puts = 1})},
       {"GivenUp", World(kW, false, 1, 2, {.session_breaks = 1, .broken_puts = 1, .given_up = 1})},
       {"CrashBroken", World(kW, true, 1, 2, {.crashes = 1, .broken_puts = 1})},
+      {"KeyedCrash", World(kK, true, 1, 2, {.crashes = 1})},
+      {"KeyedSession", World(kK, false, 1, 2, {.session_breaks = 1, .broken_puts = 1})},
       {"PostedSession", World(kR, false, 1, 2, {.session_breaks = 1, .broken_puts = 1})},
   };
 }
@@ -139,6 +144,8 @@ TEST(HandoffModelTest, AFenceThatDoesNotHoldIsFound) {
   ModelOptions options = World(kR, false, 1, 2, {.broken_puts = 1});
   options.fence_is_a_lie = true;
   EXPECT_NE(Check("FenceIsALie", options).violation, "");
+  options.bounds.mode = kK;
+  EXPECT_NE(Check("CutIsALie", options).violation, "");
 }
 
 }  // namespace

@@ -10,9 +10,10 @@
 #include "transport/admission_table.h"
 #include "transport/digest_copy.h"
 #include "transport/fault_policy.h"
+#include "transport/link_messages.h"
 #include "transport/pieces.h"
 #include "transport/ucx/descriptor.h"
-#include "transport/link_messages.h"
+#include "transport/ucx/lanes.h"
 
 namespace baton {
 namespace {
@@ -312,6 +313,72 @@ TEST(FaultPolicyTest, HitsTheNthAndKeepsItsRates) {
   EXPECT_NEAR(count[FaultKind::kDrop], 4000, 300);
   EXPECT_NEAR(count[FaultKind::kDuplicate], 6000, 350);
   EXPECT_NEAR(count[FaultKind::kDeliver], 8000, 350);
+}
+
+// ---- which way the bytes go -----------------------------------------------------------------------
+
+UcxLane Lane(std::string transport, std::string device, UcxLaneKind kind, bool put, bool get, bool key) {
+  UcxLane lane;
+  lane.transport = std::move(transport);
+  lane.device = std::move(device);
+  lane.kind = kind;
+  lane.put = put;
+  lane.get = get;
+  lane.remote_key = key;
+  return lane;
+}
+
+TEST(UcxPutTransports, AreThoseThatWriteAPeersMemoryWithoutItsHelpWhateverTheirNames) {
+  const auto net = UcxLaneKind::kNetwork;
+  const std::vector<UcxLane> lanes = {Lane("rc_mlx5", "mlx5_0:1", net, true, true, true),
+                                      Lane("rc_mlx5", "mlx5_1:1", net, true, true, true),
+                                      Lane("rc_but_poor", "mlx5_0:1", net, true, false, true),
+                                      Lane("ud_mlx5", "mlx5_0:1", net, false, false, true),
+                                      Lane("tcp", "eth0", net, true, false, false),
+                                      Lane("posix", "memory", UcxLaneKind::kSharedMemory, true, true, true),
+                                      Lane("novel", "fabric7", net, true, true, true)};
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(PutTransports(lanes, "all"), (Names{"rc_mlx5", "novel"}));
+  EXPECT_EQ(PutTransports(lanes, "lo"), Names{});
+  EXPECT_EQ(PutTransports(lanes, "eth0,fabric7"), Names{"novel"});
+  EXPECT_EQ(PutTransports(lanes, "mlx5_0"), Names{}) << "a device is named with its port";
+  EXPECT_EQ(CommonTransport({"rc_mlx5", "novel"}, {"novel", "rc_mlx5"}), "rc_mlx5");
+  EXPECT_EQ(CommonTransport({"rc_mlx5"}, {"rc_verbs"}), "");
+  EXPECT_EQ(CommonTransport({}, {}), "");
+}
+
+TEST(UcxDescriptorTest, LanesForPutsTravelAndWithoutThemTheBytesAreThoseOfBefore) {
+  UcxDescriptor d;
+  d.host = "boot/pid:[1]";
+  d.instance = 5;
+  d.tls = "auto";
+  d.address = {std::byte{1}, std::byte{2}};
+  d.pool_base = 4096;
+  d.pool_bytes = 8192;
+  const std::vector<std::byte> plain = d.Encode();
+  EXPECT_EQ(plain[4], std::byte{1}) << "version 1, which earlier releases read";
+  d.put_lanes = {"rc_mlx5", "dc_mlx5"};
+  std::vector<std::byte> bytes = d.Encode();
+  EXPECT_EQ(bytes[4], std::byte{2});
+  const auto parsed = UcxDescriptor::Parse(bytes);
+  ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+  EXPECT_EQ(*parsed, d);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    EXPECT_FALSE(UcxDescriptor::Parse(std::span(bytes).first(i)).ok()) << i;
+    bytes[i] ^= std::byte{1};
+    EXPECT_FALSE(UcxDescriptor::Parse(bytes).ok()) << i;
+    bytes[i] ^= std::byte{1};
+  }
+}
+
+TEST(LinkAnswerTest, AKeyTravelsWithTheAnswerAndAnAnswerWithoutOneIsThatOfBefore) {
+  const LinkAnswer plain{7, OkStatus(), {}}, keyed{7, OkStatus(), {std::byte{9}, std::byte{8}}};
+  EXPECT_EQ(LinkAnswer::Parse(plain.Encode())->key.size(), 0u);
+  EXPECT_EQ(LinkAnswer::Parse(keyed.Encode())->key, keyed.key);
+  EXPECT_EQ(keyed.Encode().size(), plain.Encode().size() + 4 + 2);
+  std::vector<std::byte> cut = keyed.Encode();
+  cut.pop_back();
+  EXPECT_FALSE(LinkAnswer::Parse(cut));
 }
 
 TEST(TransportCountersTest, EveryMetricIsThereFromTheStartAtZero) {
