@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/rng.h"
+#include "support/seed_share.h"
 
 namespace baton {
 namespace {
@@ -117,7 +118,7 @@ TEST(ChunkGridTest, AGridThatGrowsCoversEveryByteOnceAndKeepsItsNumbers) {
 // staging map, is each byte of each moving block once, in staging blocks of the reader, and no piece could be joined
 // with the one before it.
 TEST(ChunkGridTest, StagedCopiesCoverEveryByteOnceAndAreMerged) {
-  for (uint64_t seed = 0; seed < 3000; ++seed) {
+  for (uint64_t seed = 0; seed < Seeds(3000); ++seed) {
     Rng rng(seed);
     constexpr uint32_t kSizes[] = {16, 32, 64, 128};
     const auto layers = static_cast<uint32_t>(1 + rng.Below(12)), heads = static_cast<uint32_t>(1 + rng.Below(4));

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/rng.h"
+#include "support/seed_share.h"
 
 namespace baton {
 namespace {
@@ -44,7 +45,7 @@ std::vector<Rank> Ranks(ParallelWidth width) {
 
 // FF-038, FF-039
 TEST(ShardPlanTest, EveryByteOfEveryRankComesOnceWhateverTheWidths) {
-  for (uint64_t seed = 0; seed < 2000; ++seed) {
+  for (uint64_t seed = 0; seed < Seeds(2000); ++seed) {
     Rng rng(seed);
     const auto heads = static_cast<uint32_t>(1 + rng.Below(12)), layers = static_cast<uint32_t>(1 + rng.Below(9));
     const KvLayout whole = Layout(layers, heads, rng.Chance(0.5) ? DType::kF32 : DType::kI8);
